@@ -31,7 +31,7 @@ func (c *redisCounters) unavailable(cause error) *UnavailableError {
 // serverTime is the time on the server's clock as far as it is known, so that windows go on as they were.
 func (c *redisCounters) serverTime(now time.Time) time.Time {
 	if ahead := c.stack.ahead.Load(); ahead != 0 {
-		return time.UnixMilli(redisClock().Milliseconds() + ahead)
+		return time.UnixMilli(c.clock().Milliseconds() + ahead)
 	}
 	return now
 }

@@ -24,6 +24,7 @@ type redisCounters struct {
 	onError  string
 	local    *redisLocalCounters // set if onError is local
 	refusals *redisRefusals      // nil if none are remembered
+	clock    func() time.Duration
 }
 
 // redisTier is a tier as the script needs to know it.
@@ -47,7 +48,7 @@ const redisResetLife = time.Minute
 
 // openRedisCounters opens a handle.
 func openRedisCounters(r *Redis, spec StackSpec) (*redisCounters, error) {
-	c := &redisCounters{keys: r.keys, timeout: r.setup.timeout, onError: r.OnError}
+	c := &redisCounters{keys: r.keys, timeout: r.setup.timeout, onError: r.OnError, clock: redisClock}
 	for i := range spec.Tiers {
 		c.letters += redisLetters(spec.Tiers[i])
 		c.tiers = append(c.tiers, redisTier{})
@@ -86,7 +87,7 @@ func (c *redisCounters) Take(ctx context.Context, now time.Time, claims []Claim,
 	if err := c.check(claims, into); err != nil {
 		return Decision{RefusedBy: -1}, err
 	}
-	clock := redisClock()
+	clock := c.clock()
 	if d, ok := c.refuse(clock, claims, into); ok {
 		return d, nil
 	}
@@ -198,7 +199,7 @@ func (c *redisCounters) decide(ctx context.Context, mode string, claims []Claim,
 		return Decision{RefusedBy: -1}, err
 	}
 	c.stack.heard(reply.generation)
-	c.stack.ahead.Store(reply.now - redisClock().Milliseconds())
+	c.stack.ahead.Store(reply.now - c.clock().Milliseconds())
 	for i := range len(keys) - 1 {
 		if into[i], err = redisState(reply.limits[2*i], reply.limits[2*i+1]); err != nil {
 			return Decision{RefusedBy: -1}, err
