@@ -2,7 +2,10 @@ module github.com/tieredlimit/caddy-tieredlimit
 
 go 1.26.0
 
-require github.com/caddyserver/caddy/v2 v2.11.9
+require (
+	github.com/caddyserver/caddy/v2 v2.11.9
+	github.com/stretchr/testify v1.12.1
+)
 
 require (
 	cel.dev/cel-go v0.32.0 // indirect
