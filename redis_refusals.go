@@ -184,7 +184,8 @@ func (c *redisCounters) remember(clock time.Duration, epoch int64, d Decision, c
 			left = max(left, s.Left)
 		}
 	}
-	r.until = clock + min(left, redisAskAgain)
+	// The server's time is cut to milliseconds, so up to one less is left.
+	r.until = clock + min(left-time.Millisecond, redisAskAgain)
 	c.refusals.add(tier, r)
 }
 

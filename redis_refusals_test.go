@@ -239,7 +239,7 @@ func TestRedisAnswerFromBeforeAResetIsNotRemembered(t *testing.T) {
 }
 
 func TestRedisRefusalEndsWithItsWindow(t *testing.T) {
-	const second = time.Second
+	const second, ms = time.Second, time.Millisecond
 	c := &redisCounters{
 		stack: new(redisStack), refusals: newRedisRefusals(1),
 		tiers: []redisTier{{limits: []redisLimit{{window: second}, {window: time.Minute}, {window: time.Hour}}}},
@@ -250,8 +250,8 @@ func TestRedisRefusalEndsWithItsWindow(t *testing.T) {
 		states []State
 		lasts  time.Duration
 	}{
-		{"one limit", []State{{1, second / 2, true}, {1, time.Minute, false}, {1, time.Hour, false}}, second / 2},
-		{"the last of two", []State{{1, second / 2, true}, {1, 3 * second, true}, {1, time.Hour, false}}, 3 * second},
+		{"one limit", []State{{1, second / 2, true}, {1, time.Minute, false}, {1, time.Hour, false}}, second/2 - ms},
+		{"the last of two", []State{{1, second / 2, true}, {1, 3 * second, true}, {1, time.Hour, false}}, 3*second - ms},
 		{"no longer than 5 s", []State{{1, second / 2, true}, {1, second, false}, {1, time.Hour, true}}, 5 * second},
 	} {
 		claims := claimsOf(test.name)
