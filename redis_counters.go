@@ -151,6 +151,20 @@ func (c *redisCounters) Reset(ctx context.Context, now time.Time, claims []Claim
 	return nil
 }
 
+// Connect implements [Connector]. A server that cannot be reached is logged now, and not at the first request.
+func (c *redisCounters) Connect() {
+	if c.link.client.Load() != nil || !c.stack.breaker.allows() {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(c.link.ctx, 2*redisDialTimeout)
+		defer cancel()
+		if _, err := c.link.ready(ctx); err != nil && !errors.Is(err, errRedisClosed) && c.link.ctx.Err() == nil {
+			c.stack.breaker.failed(err)
+		}
+	}()
+}
+
 // Close implements [Counters].
 func (c *redisCounters) Close() error {
 	c.stack.leave()
@@ -272,5 +286,8 @@ func (c *redisCounters) lettersOf(claims []Claim) string {
 	return letters.String()
 }
 
-// Interface guard
-var _ Counters = (*redisCounters)(nil)
+// Interface guards
+var (
+	_ Counters  = (*redisCounters)(nil)
+	_ Connector = (*redisCounters)(nil)
+)

@@ -17,13 +17,13 @@ import (
 // TestRedisDecidesLikeMemory sends random requests to both stores and compares everything that they say. Memory is told
 // the time that Redis has decided at, so that windows of all lengths turn at once in both.
 func TestRedisDecidesLikeMemory(t *testing.T) {
-	compareWithMemory(t, 200_000, false)
+	compareWithMemory(t, 200_000/raceFactor, false)
 }
 
 // TestRedisRemembersLikeMemory does the same with refusals remembered. Whoever is refused must be the same, and every
 // counter when somebody is not; a remembered refusal need not name the first tier that is full by now.
 func TestRedisRemembersLikeMemory(t *testing.T) {
-	compareWithMemory(t, 50_000, true)
+	compareWithMemory(t, 50_000/raceFactor, true)
 }
 
 func compareWithMemory(t *testing.T, decisions int, remembers bool) {

@@ -17,7 +17,7 @@ type redisLink struct {
 	setup  *redisSetup
 	logger atomic.Pointer[zap.Logger] // of the latest configuration
 	client atomic.Pointer[rueidis.Client]
-	waits  atomic.Int64 // commands under way
+	turns  chan struct{} // holds one for each command under way
 
 	ctx  context.Context // ends with the link
 	stop context.CancelFunc
@@ -41,8 +41,9 @@ var (
 	errRedisAway     = errors.New("not tried, after repeated failures")
 )
 
-// redisMostWaits keeps the queue of a connection from filling up, which would block beyond any deadline.
-const redisMostWaits = 1 << (redisQueueScale - 1)
+// redisMostTurns keeps the queue of a connection from filling up, which would block beyond any deadline. The rest of
+// the queue is for commands that were given up and are not yet answered.
+const redisMostTurns = 3 << (redisQueueScale - 2)
 
 // redisLinks are the links in use, by the digest of their setup.
 var redisLinks = caddy.NewUsagePool()
@@ -50,7 +51,7 @@ var redisLinks = caddy.NewUsagePool()
 // takeRedisLink returns the link with a setup, and counts the caller as a user of it.
 func takeRedisLink(setup *redisSetup, logger *zap.Logger) (*redisLink, error) {
 	value, _, err := redisLinks.LoadOrNew(setup.digest, func() (caddy.Destructor, error) {
-		l := &redisLink{setup: setup, stacks: make(map[string]*redisStack)}
+		l := &redisLink{setup: setup, stacks: make(map[string]*redisStack), turns: make(chan struct{}, redisMostTurns)}
 		l.ctx, l.stop = context.WithCancel(context.Background())
 		return l, nil
 	})
@@ -87,13 +88,14 @@ func (l *redisLink) run(ctx context.Context, s redisScript, keys, args []string)
 	if err != nil {
 		return rueidis.RedisResult{}, err
 	}
-	if l.waits.Add(1) > redisMostWaits {
-		l.waits.Add(-1)
+	select {
+	case l.turns <- struct{}{}:
+	case <-ctx.Done():
 		return rueidis.RedisResult{}, errRedisOverload
 	}
 	if l.setup.mode == redisSingle {
 		result := s.run(ctx, client, keys, args)
-		l.waits.Add(-1)
+		<-l.turns
 		return result, result.Error()
 	}
 	return l.runApart(ctx, client, s, keys, args)
@@ -109,7 +111,7 @@ func (l *redisLink) runApart(ctx context.Context, client rueidis.Client, s redis
 	args = append([]string(nil), args...)
 	go func() {
 		answer <- s.run(ctx, client, keys, args)
-		l.waits.Add(-1)
+		<-l.turns
 	}()
 	select {
 	case result := <-answer:

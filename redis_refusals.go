@@ -41,12 +41,6 @@ const (
 	redisAskAgain = 5 * time.Second
 )
 
-// Rememberer is implemented by counters that refuse from memory what a server has refused before.
-type Rememberer interface {
-	// Remembered is how many requests were refused from memory since the counters exist.
-	Remembered() int64
-}
-
 func newRedisRefusals(tiers int) *redisRefusals {
 	return &redisRefusals{seed: maphash.MakeSeed(), until: make([]atomic.Int64, tiers)}
 }

@@ -36,7 +36,7 @@ const (
 	redisDeadAfter = 2 * time.Second
 
 	// redisQueueScale is the binary logarithm of the commands that may wait for an answer on one connection.
-	redisQueueScale = 12
+	redisQueueScale = 10
 
 	redisBuffer = 64 << 10
 )

@@ -11,7 +11,7 @@ import (
 // Proxy stands between a client and a server, and can fail as networks do.
 type Proxy struct {
 	listener net.Listener
-	target   string
+	target   atomic.Pointer[string]
 	mute     atomic.Bool
 	refuse   atomic.Bool
 	mu       sync.Mutex
@@ -26,7 +26,8 @@ func StartProxy(t testing.TB, target string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{listener: listener, target: target, conns: make(map[*net.TCPConn]bool)}
+	p := &Proxy{listener: listener, conns: make(map[*net.TCPConn]bool)}
+	p.Target(target)
 	p.wait.Go(p.accept)
 	t.Cleanup(func() {
 		listener.Close()
@@ -38,6 +39,9 @@ func StartProxy(t testing.TB, target string) *Proxy {
 
 // Addr is where the proxy listens.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
+// Target leads new connections to another address.
+func (p *Proxy) Target(addr string) { p.target.Store(&addr) }
 
 // Mute lets commands through but no replies, or ends that.
 func (p *Proxy) Mute(on bool) { p.mute.Store(on) }
@@ -66,7 +70,7 @@ func (p *Proxy) accept() {
 			client.Close()
 			continue
 		}
-		server, err := net.Dial("tcp", p.target)
+		server, err := net.Dial("tcp", *p.target.Load())
 		if err != nil {
 			client.Close()
 			continue

@@ -3,6 +3,7 @@
 package redistest
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -75,6 +76,13 @@ func New(t testing.TB, args ...string) *Server {
 func (s *Server) With(c Conn) *Server {
 	s.env = &c
 	return s
+}
+
+// OnlyTLS makes the server's port one for TLS alone. It must not have been started yet.
+func (s *Server) OnlyTLS(config *tls.Config) {
+	config.ServerName = "127.0.0.1"
+	s.env.TLS = config
+	s.args = append(s.args, "--port", "0", "--tls-port", strconv.Itoa(s.Port))
 }
 
 // Addr is the server's address.

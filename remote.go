@@ -31,5 +31,19 @@ func (e *UnavailableError) Error() string {
 // Unwrap returns the cause.
 func (e *UnavailableError) Unwrap() error { return e.Err }
 
+// Connector is implemented by counters of a store that connects. Without it, the first request would have to wait for
+// the connection.
+type Connector interface {
+	// Connect begins to connect, if that has not been done, and does not wait. It is called once the configuration
+	// has been accepted, and never for one that is only validated.
+	Connect()
+}
+
+// Rememberer is implemented by counters that refuse from memory what a remote store has refused before.
+type Rememberer interface {
+	// Remembered is how many requests were refused from memory since the counters exist.
+	Remembered() int64
+}
+
 // Interface guard
 var _ error = (*UnavailableError)(nil)
