@@ -111,14 +111,14 @@ func (t *topology) client(r *http.Request) client {
 	if t.hops == 0 || !t.stated() {
 		return direct(peerOf(r))
 	}
-	name := t.present(r)
+	name, lines := t.present(r)
 	if t.limited() {
 		peer := peerOf(r)
-		if !t.trusts(r, peer) || t.hops < 0 && name == "" {
+		if !t.trusts(r, peer) || t.hops < 0 && len(lines) == 0 {
 			return direct(peer)
 		}
 	}
-	c := t.read(r, name)
+	c := t.read(r, name, lines)
 	if c.fallback != fallbackNone {
 		c.addr = peerOf(r)
 	}
@@ -129,8 +129,7 @@ func (t *topology) client(r *http.Request) client {
 // make it any number. With 0 hops it is the length of the first forwarding header that the request has, so more than
 // 0 tells that there is one.
 func (t *topology) chainLength(r *http.Request) int {
-	name := t.present(r)
-	lines := r.Header[name]
+	name, lines := t.present(r)
 	if name == forwardedHeader {
 		var tail forwardedTail
 		if tail.parse(lines) {
@@ -146,18 +145,18 @@ func (t *topology) chainLength(r *http.Request) int {
 
 // neighbour is the address to the left of the one that the hops lead to, if there is one.
 func (t *topology) neighbour(r *http.Request) (netip.Addr, bool) {
-	name := t.present(r)
-	c := chain{lines: r.Header[name]}
+	name, lines := t.present(r)
+	var entry string
 	if name == forwardedHeader {
-		c.tail = new(forwardedTail)
-		if !c.tail.parse(c.lines) {
+		var tail forwardedTail
+		if !tail.parse(lines) {
 			return netip.Addr{}, false
 		}
+		entry, _ = tail.fromRight(t.hops + 1)
+	} else {
+		c := chain{lines: lines}
+		entry, _ = c.skip(t.hops + 1)
 	}
-	for range t.hops {
-		c.next()
-	}
-	entry, _ := c.next()
 	return canonicalAddr(entry)
 }
 
@@ -169,88 +168,96 @@ func (t *topology) trusts(r *http.Request, peer netip.Addr) bool {
 	return t.trusted != nil && t.trusted(r, peer)
 }
 
-// present is the name of the header that counts for the request, empty if the request has none. Only the presence
-// decides; what is in it does not.
-func (t *topology) present(r *http.Request) string {
+// present is the header that counts for the request: its name and its field lines. There are no lines if the request
+// does not have it. Only the presence decides which it is; what is in it does not.
+func (t *topology) present(r *http.Request) (string, []string) {
 	if t.hops >= 0 {
 		name := t.header
 		if name == "" {
 			name = xffHeader
 		}
-		if len(r.Header[name]) > 0 {
-			return name
-		}
-		if t.hops > 0 {
-			return ""
+		if lines := r.Header[name]; len(lines) > 0 || t.hops > 0 {
+			return name, lines
 		}
 	}
 	for _, name := range t.headers {
-		if len(r.Header[name]) > 0 {
-			return name
+		if lines := r.Header[name]; len(lines) > 0 {
+			return name, lines
 		}
 	}
 	if t.hops == 0 {
 		for _, name := range [...]string{xffHeader, forwardedHeader} {
-			if len(r.Header[name]) > 0 {
-				return name
+			if lines := r.Header[name]; len(lines) > 0 {
+				return name, lines
 			}
 		}
 	}
-	return ""
+	return "", nil
 }
 
-// read is the client by the header of that name. Where there is a reason to fall back it has no address.
-func (t *topology) read(r *http.Request, name string) client {
+// read is the client by the field lines of a header. Where there is a reason to fall back it has no address.
+func (t *topology) read(r *http.Request, name string, lines []string) client {
 	if name == forwardedHeader {
-		return t.readForwarded(r)
+		return t.readForwarded(r, lines)
 	}
-	return t.pick(r, &chain{lines: r.Header[name]})
-}
-
-// readForwarded is read for the Forwarded header.
-func (t *topology) readForwarded(r *http.Request) client {
-	var tail forwardedTail
-	if !tail.parse(r.Header[forwardedHeader]) {
-		return client{fallback: fallbackBadEntry}
-	}
-	return t.pick(r, &chain{tail: &tail})
-}
-
-// pick takes the entry that counts from a chain.
-func (t *topology) pick(r *http.Request, c *chain) client {
+	c := chain{lines: lines}
 	if t.hops > 0 {
-		return pickHop(c, t.hops)
+		entry, ok := c.skip(t.hops)
+		return hopClient(entry, ok, c.more())
 	}
 	for range maxHops {
 		entry, ok := c.next()
 		if !ok {
 			break
 		}
-		addr, ok := canonicalAddr(entry)
-		if !ok {
-			return client{fallback: fallbackBadEntry}
-		}
-		if t.trusted == nil || !t.trusted(r, addr) {
-			return client{addr: addr}
+		if found, done := t.step(r, entry); done {
+			return found
 		}
 	}
 	return client{fallback: fallbackAllTrusted}
 }
 
-// pickHop takes the n-th entry from the right.
-func pickHop(c *chain, n int) client {
-	var entry string
-	for range n {
-		var ok bool
-		if entry, ok = c.next(); !ok {
-			return client{fallback: fallbackShortChain}
+// readForwarded is read for the Forwarded header.
+func (t *topology) readForwarded(r *http.Request, lines []string) client {
+	var tail forwardedTail
+	if !tail.parse(lines) {
+		return client{fallback: fallbackBadEntry}
+	}
+	if t.hops > 0 {
+		entry, ok := tail.fromRight(t.hops)
+		return hopClient(entry, ok, tail.count > t.hops)
+	}
+	for n := range min(tail.count, maxHops) {
+		entry, _ := tail.fromRight(n + 1)
+		if found, done := t.step(r, entry); done {
+			return found
 		}
+	}
+	return client{fallback: fallbackAllTrusted}
+}
+
+// step judges one entry of the walk past trusted proxies, and reports whether the walk ends there.
+func (t *topology) step(r *http.Request, entry string) (client, bool) {
+	addr, ok := canonicalAddr(entry)
+	if !ok {
+		return client{fallback: fallbackBadEntry}, true
+	}
+	if t.trusted != nil && t.trusted(r, addr) {
+		return client{}, false
+	}
+	return client{addr: addr}, true
+}
+
+// hopClient is the client by the entry that the hops lead to, if there is one.
+func hopClient(entry string, ok, longer bool) client {
+	if !ok {
+		return client{fallback: fallbackShortChain}
 	}
 	addr, ok := canonicalAddr(entry)
 	if !ok {
 		return client{fallback: fallbackBadEntry}
 	}
-	return client{addr: addr, longer: c.more()}
+	return client{addr: addr, longer: longer}
 }
 
 // direct is the client where the peer is what the config says to use.
@@ -267,25 +274,16 @@ func peerOf(r *http.Request) netip.Addr {
 	return addr
 }
 
-// chain walks the entries of a header from the right to the left, over its field lines as if they were one. Source:
+// chain walks the entries between commas from the right to the left, over all field lines as if they were one. Source:
 // RFC 9110 section 5.3. Empty entries count. It does not allocate and looks no further than it is asked to.
 type chain struct {
-	// lines are the field lines that have not been begun. rest is what is left of the one that has, if open.
-	lines []string
-	rest  string
+	lines []string // those not yet begun
+	rest  string   // what is left of the one that has been, if open
 	open  bool
-
-	// tail takes the place of the lines for a Forwarded header. taken is how many of its elements were given out.
-	tail  *forwardedTail
-	taken int
 }
 
 // next is the next entry to the left, and whether there is one.
 func (c *chain) next() (string, bool) {
-	if c.tail != nil {
-		c.taken++
-		return c.tail.fromRight(c.taken)
-	}
 	if !c.open {
 		last := len(c.lines) - 1
 		if last < 0 {
@@ -301,10 +299,15 @@ func (c *chain) next() (string, bool) {
 	return entry, true
 }
 
-// more reports whether there is a further entry to the left.
-func (c *chain) more() bool {
-	if c.tail != nil {
-		return c.tail.count > c.taken
+// skip is the n-th entry to the left, and whether there is one.
+func (c *chain) skip(n int) (entry string, ok bool) {
+	for range n {
+		if entry, ok = c.next(); !ok {
+			return "", false
+		}
 	}
-	return c.open || len(c.lines) > 0
+	return entry, ok
 }
+
+// more reports whether there is a further entry to the left.
+func (c *chain) more() bool { return c.open || len(c.lines) > 0 }

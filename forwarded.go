@@ -111,11 +111,19 @@ func quoted(s string) (value, rest string, ok bool) {
 	return "", "", false
 }
 
+// tokenBytes are the bytes that a token may have.
+var tokenBytes = func() (is [256]bool) {
+	for c := range is {
+		is[c] = isAlnum(byte(c)) || strings.IndexByte("!#$%&'*+-.^_`|~", byte(c)) >= 0
+	}
+	return is
+}()
+
 // token reads the longest token that s starts with, which may be empty, and returns what follows. Source: RFC 9110
 // section 5.6.2.
 func token(s string) (value, rest string) {
 	i := 0
-	for i < len(s) && (isAlnum(s[i]) || strings.IndexByte("!#$%&'*+-.^_`|~", s[i]) >= 0) {
+	for i < len(s) && tokenBytes[s[i]] {
 		i++
 	}
 	return s[:i], s[i:]
