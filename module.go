@@ -20,8 +20,8 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// clock is what handlers read the time from, taken at Provision.
-var clock = time.Now
+// timeSource is what handlers read the time from, taken at Provision.
+var timeSource = time.Now
 
 // Handler limits the rate of requests by a stack of tiers, per client address, per user, for the whole service, or by
 // any other key. A request passes only if every tier allows it; the first tier that refuses answers 429 and is named.
@@ -143,19 +143,19 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.noteSharedText()
 	h.logger = ctx.Logger()
-	h.now = clock
+	h.now = timeSource
 	h.server, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	app, err := ctx.App("tiered_limit")
 	if err != nil {
 		return fmt.Errorf("loading the app module tiered_limit: %w", err)
 	}
 	h.app = app.(*App)
-	place, err := h.findPlace(ctx, config)
+	at, err := h.findLocation(ctx, config)
 	if err != nil {
 		return err
 	}
 	h.errors = errorConfigs(ctx, h.server)
-	if err := h.compile(ctx, place); err != nil {
+	if err := h.compile(ctx, at); err != nil {
 		return err
 	}
 	if err := h.openMeters(ctx); err != nil {
@@ -164,7 +164,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.mode != modeLimit {
 		return nil
 	}
-	return h.openStore(ctx, place)
+	return h.openStore(ctx, at)
 }
 
 // noteSharedText keeps what loading the modules takes away but handlers of one stack are compared by.
@@ -180,7 +180,7 @@ func (h *Handler) noteSharedText() {
 }
 
 // compile turns the configuration into what ServeHTTP works with.
-func (h *Handler) compile(ctx caddy.Context, place place) error {
+func (h *Handler) compile(ctx caddy.Context, at location) error {
 	h.prefixes = prefixes{v4: intOr(h.IPv4Prefix, 32), v6: intOr(h.IPv6Prefix, 64)}
 	topology, err := topologyOf(h, h.server)
 	if err != nil {
@@ -195,12 +195,12 @@ func (h *Handler) compile(ctx caddy.Context, place place) error {
 		return err
 	}
 	h.answer = compileAnswer(h)
-	h.stackLabel = place.label
-	h.run = h.app.join(place.stack)
+	h.stackLabel = at.label
+	h.run = h.app.join(at.stack)
 	for _, t := range h.tiers {
 		t.log = h.run.logOf(t.name)
 	}
-	h.live = h.app.arrive(h.server, place.namedRoute)
+	h.live = h.app.arrive(h.server, at.namedRoute)
 	switch {
 	case len(h.tiers) == 0:
 		h.mode = modeOff
@@ -228,7 +228,7 @@ func (h *Handler) needsClient() bool {
 }
 
 // openStore loads the store module and opens the counters of the stack.
-func (h *Handler) openStore(ctx caddy.Context, place place) error {
+func (h *Handler) openStore(ctx caddy.Context, at location) error {
 	var loaded any
 	var err error
 	if h.StoreRaw == nil {
@@ -243,7 +243,7 @@ func (h *Handler) openStore(ctx caddy.Context, place place) error {
 	if !ok {
 		return fmt.Errorf("store: module %T is not a store", loaded)
 	}
-	spec := StackSpec{Name: place.stack, Named: h.Name != ""}
+	spec := StackSpec{Name: at.stack, Named: h.Name != ""}
 	for _, t := range h.tiers {
 		spec.Tiers = append(spec.Tiers, t.spec)
 	}

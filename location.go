@@ -13,18 +13,18 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// place is where a handler stands in the configuration, and so which counters are its own.
-type place struct {
+// location is where a handler stands in the configuration, and so which counters are its own.
+type location struct {
 	stack      string // the name, or a fingerprint with a leading dot
 	label      string // for people: the name, or host and listen address
 	namedRoute bool
 }
 
-// findPlace says which stack the handler is. An unnamed one is known by its server's listen addresses, the hosts of
+// findLocation says which stack the handler is. An unnamed one is known by its server's listen addresses, the hosts of
 // its outermost route, its own configuration, and its ordinal among equal ones there; by nothing else.
-func (h *Handler) findPlace(ctx caddy.Context, config []byte) (place, error) {
+func (h *Handler) findLocation(ctx caddy.Context, config []byte) (location, error) {
 	route, where := currentRoute(h.server)
-	p := place{stack: h.Name, label: h.Name, namedRoute: where == inNamedRoute}
+	p := location{stack: h.Name, label: h.Name, namedRoute: where == inNamedRoute}
 	if h.Name != "" {
 		return p, nil
 	}
