@@ -1,6 +1,7 @@
 package tieredlimit
 
 import (
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -248,6 +249,12 @@ func (f *fieldWriter) Write(p []byte) (int, error) {
 	return f.ResponseWriter.Write(p)
 }
 
+// ReadFrom copies the body from a reader, and puts the fields in place before it if no status was written.
+func (f *fieldWriter) ReadFrom(r io.Reader) (int64, error) {
+	f.settle()
+	return f.ResponseWriterWrapper.ReadFrom(r)
+}
+
 // FlushError flushes, and puts the fields in place before it if no status was written.
 func (f *fieldWriter) FlushError() error {
 	f.settle()
@@ -257,5 +264,6 @@ func (f *fieldWriter) FlushError() error {
 // Interface guards
 var (
 	_ http.ResponseWriter             = (*fieldWriter)(nil)
+	_ io.ReaderFrom                   = (*fieldWriter)(nil)
 	_ interface{ FlushError() error } = (*fieldWriter)(nil)
 )

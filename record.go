@@ -158,7 +158,7 @@ func (v *verdict) retryAfter() int64 { return max(1, ceilSeconds(v.left)) }
 
 // reset is the Unix time in whole seconds at which the window has ended.
 func (v *verdict) reset() int64 {
-	return ceilSeconds(time.Duration(v.now.UnixMilli())*time.Millisecond + v.left)
+	return (v.now.UnixMilli() + v.left.Milliseconds() + 999) / 1000
 }
 
 // tighter tells whether v leaves a smaller share of its limit than other does.
@@ -166,8 +166,13 @@ func (v *verdict) tighter(other *verdict) bool {
 	return other.tier == nil || v.remaining()*other.count() < other.remaining()*v.count()
 }
 
+// ceilSeconds is a duration in whole seconds, rounded up.
 func ceilSeconds(d time.Duration) int64 {
-	return int64((d + time.Second - 1) / time.Second)
+	seconds := int64(d / time.Second)
+	if d%time.Second > 0 {
+		seconds++
+	}
+	return seconds
 }
 
 // decimalSeconds writes a duration as seconds: 60, 0.5.

@@ -1,3 +1,4 @@
+// Command caddy is Caddy with its standard modules and tiered_limit.
 package main
 
 import (
