@@ -1,0 +1,324 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tieredlimit/caddy-tieredlimit"
+)
+
+// Model is a store that is slow and obviously right: plain maps behind one mutex, and a history that is kept for ever.
+// Others are compared with it. The zero value is ready to use, and has no bound.
+//
+// All times are cut to whole milliseconds.
+type Model struct {
+	// MaxKeys is how many counters a stack may have, shared out over the limits of its tiers that are not single.
+	// Further identities are counted by their group. Default: no bound.
+	MaxKeys int64
+
+	mu     sync.Mutex
+	stacks map[string]*modelStack
+}
+
+// modelStack is what all handles of a stack share.
+type modelStack struct {
+	handles   int
+	started   bool
+	latest    int64 // the latest time that was read off the wall clock, since it was last set back
+	abandoned int64 // the latest time before it was last set back
+	setBack   bool
+	lanes     map[int64]*modelLane
+	tables    map[modelTable]*modelWindow
+	overflows int64
+}
+
+// modelLane is the time that windows of one length go by: the wall clock's plus shift.
+type modelLane struct {
+	shift    int64
+	bridging bool
+	until    int64
+}
+
+type modelTable struct {
+	tier   string
+	window int64
+	single bool
+}
+
+// modelWindow is the current window of a table.
+type modelWindow struct {
+	end    int64
+	counts map[string]int64
+	groups map[uint32]int64
+}
+
+// Open implements [tieredlimit.Store].
+func (m *Model) Open(spec tieredlimit.StackSpec) (tieredlimit.Counters, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stacks == nil {
+		m.stacks = make(map[string]*modelStack)
+	}
+	s := m.stacks[spec.Name]
+	if s == nil {
+		s = &modelStack{lanes: make(map[int64]*modelLane), tables: make(map[modelTable]*modelWindow)}
+		m.stacks[spec.Name] = s
+	}
+	s.handles++
+	c := &modelCounters{model: m, stack: s, spec: spec, most: make(map[modelTable]int64)}
+	keyed := int64(0)
+	for _, tier := range spec.Tiers {
+		for _, limit := range tier.Limits {
+			key := tableOf(tier, limit)
+			if s.lanes[key.window] == nil {
+				s.lanes[key.window] = &modelLane{}
+			}
+			if s.tables[key] == nil {
+				s.tables[key] = &modelWindow{end: math.MinInt64}
+			}
+			if !tier.Single {
+				keyed++
+			}
+		}
+	}
+	c.share(keyed)
+	return c, nil
+}
+
+// modelCounters is a handle of a [Model].
+type modelCounters struct {
+	model *Model
+	stack *modelStack
+	spec  tieredlimit.StackSpec
+	most  map[modelTable]int64
+}
+
+// share shares MaxKeys out over so many limits. What does not divide goes to the first ones.
+func (c *modelCounters) share(keyed int64) {
+	rest := int64(0)
+	if keyed > 0 {
+		rest = c.model.MaxKeys % keyed
+	}
+	for _, tier := range c.spec.Tiers {
+		for _, limit := range tier.Limits {
+			c.most[tableOf(tier, limit)] = math.MaxInt64
+			if tier.Single || c.model.MaxKeys == 0 {
+				continue
+			}
+			c.most[tableOf(tier, limit)] = c.model.MaxKeys / keyed
+			if rest > 0 {
+				c.most[tableOf(tier, limit)]++
+				rest--
+			}
+		}
+	}
+}
+
+// Take implements [tieredlimit.Counters].
+func (c *modelCounters) Take(_ context.Context, now time.Time, claims []tieredlimit.Claim, into []tieredlimit.State) (
+	tieredlimit.Decision, error,
+) {
+	return c.decide(now, claims, into, true)
+}
+
+// Peek implements [tieredlimit.Counters].
+func (c *modelCounters) Peek(_ context.Context, now time.Time, claims []tieredlimit.Claim, into []tieredlimit.State) (
+	tieredlimit.Decision, error,
+) {
+	return c.decide(now, claims, into, false)
+}
+
+func (c *modelCounters) decide(now time.Time, claims []tieredlimit.Claim, into []tieredlimit.State, charge bool) (
+	tieredlimit.Decision, error,
+) {
+	c.model.mu.Lock()
+	defer c.model.mu.Unlock()
+	wall := c.stack.read(now.UnixMilli())
+	states := make([][]tieredlimit.State, len(claims))
+	allowed := make([]bool, len(claims))
+	refusedBy := -1
+	for i, claim := range claims {
+		tier := c.spec.Tiers[claim.Tier]
+		allowed[i] = true
+		for _, limit := range tier.Limits {
+			window, now := c.window(tier, limit, wall)
+			state := tieredlimit.State{Used: *c.counter(tier, limit, claim), Left: time.Duration(window.end-now) * time.Millisecond}
+			if refusedBy < 0 && state.Used >= limit.Count {
+				state.Exceeded = true
+				allowed[i] = false
+			}
+			states[i] = append(states[i], state)
+		}
+		if refusedBy < 0 && !allowed[i] && !tier.DryRun {
+			refusedBy = i
+		}
+	}
+	for i, claim := range claims {
+		tier := c.spec.Tiers[claim.Tier]
+		early := i < refusedBy && tier.Charge == tieredlimit.ChargeChecked
+		if !charge || !allowed[i] || refusedBy >= 0 && !early {
+			continue
+		}
+		for j, limit := range tier.Limits {
+			states[i][j].Used = c.hit(tier, limit, claim)
+		}
+	}
+	all := slices.Concat(states...)
+	if len(all) > len(into) {
+		return tieredlimit.Decision{}, fmt.Errorf("%d states do not fit into %d", len(all), len(into))
+	}
+	copy(into, all)
+	return tieredlimit.Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
+}
+
+// Reset implements [tieredlimit.Counters].
+func (c *modelCounters) Reset(_ context.Context, now time.Time, claims []tieredlimit.Claim) error {
+	c.model.mu.Lock()
+	defer c.model.mu.Unlock()
+	wall := c.stack.read(now.UnixMilli())
+	for _, claim := range claims {
+		tier := c.spec.Tiers[claim.Tier]
+		for _, limit := range tier.Limits {
+			window, _ := c.window(tier, limit, wall)
+			if _, ok := window.counts[identity(tier, claim)]; ok {
+				window.counts[identity(tier, claim)] = 0
+			}
+		}
+	}
+	return nil
+}
+
+// Close implements [tieredlimit.Counters].
+func (c *modelCounters) Close() error {
+	c.model.mu.Lock()
+	defer c.model.mu.Unlock()
+	if c.stack == nil {
+		return errors.New("closed twice")
+	}
+	c.stack.handles--
+	if c.stack.handles == 0 {
+		delete(c.model.stacks, c.spec.Name)
+	}
+	c.stack = nil
+	return nil
+}
+
+// Tracked implements [tieredlimit.Tracker].
+func (c *modelCounters) Tracked() int64 {
+	c.model.mu.Lock()
+	defer c.model.mu.Unlock()
+	sum := 0
+	for key, window := range c.stack.tables {
+		if window.end > c.stack.latest+c.stack.lanes[key.window].shift {
+			sum += len(window.counts)
+		}
+	}
+	return int64(sum)
+}
+
+// Overflowed implements [tieredlimit.Tracker].
+func (c *modelCounters) Overflowed() int64 {
+	c.model.mu.Lock()
+	defer c.model.mu.Unlock()
+	return c.stack.overflows
+}
+
+// window is the current window of a limit, and the time in its lane.
+func (c *modelCounters) window(tier tieredlimit.TierSpec, limit tieredlimit.Limit, wall int64) (*modelWindow, int64) {
+	key := tableOf(tier, limit)
+	now := wall + c.stack.lanes[key.window].shift
+	window := c.stack.tables[key]
+	if now >= window.end {
+		*window = modelWindow{
+			end:    windowStart(now, key.window) + key.window,
+			counts: make(map[string]int64),
+			groups: make(map[uint32]int64),
+		}
+	}
+	return window, now
+}
+
+// counter is what counts for a claim: its own counter, a new one if there is room, or the group's.
+func (c *modelCounters) counter(tier tieredlimit.TierSpec, limit tieredlimit.Limit, claim tieredlimit.Claim) *int64 {
+	window := c.stack.tables[tableOf(tier, limit)]
+	count, ok := window.counts[identity(tier, claim)]
+	if !ok && int64(len(window.counts)) >= c.most[tableOf(tier, limit)] {
+		count = window.groups[claim.Group]
+	}
+	return &count
+}
+
+// hit counts one hit, and returns the count.
+func (c *modelCounters) hit(tier tieredlimit.TierSpec, limit tieredlimit.Limit, claim tieredlimit.Claim) int64 {
+	window := c.stack.tables[tableOf(tier, limit)]
+	_, ok := window.counts[identity(tier, claim)]
+	if !ok && int64(len(window.counts)) >= c.most[tableOf(tier, limit)] {
+		c.stack.overflows++
+		window.groups[claim.Group]++
+		return window.groups[claim.Group]
+	}
+	window.counts[identity(tier, claim)]++
+	return window.counts[identity(tier, claim)]
+}
+
+// second is how far a time may be behind the latest before the clock has been set back.
+const second = 1000
+
+// read says which time a reading of the wall clock counts as.
+func (s *modelStack) read(now int64) int64 {
+	switch {
+	case !s.started:
+		s.started, s.latest = true, now
+	case now <= s.latest && s.latest-now < second:
+		// A little behind: it counts as the latest.
+	case now <= s.latest:
+		// Set back: each window that has begun goes on until it has run its length.
+		for length, lane := range s.lanes {
+			reached := s.latest + lane.shift
+			if !lane.bridging {
+				lane.bridging = true
+				lane.until = windowStart(reached, length) + length
+			}
+			lane.shift = reached - now
+		}
+		s.abandoned, s.setBack, s.latest = s.latest, true, now
+	case now-s.latest > second && s.setBack && now <= s.abandoned && s.abandoned-now < second:
+		// Read just before the clock was set back: it counts as the latest.
+	default:
+		s.latest = now
+		for length, lane := range s.lanes {
+			if lane.bridging && now+lane.shift >= lane.until {
+				lane.bridging = false
+				windows := (lane.until - now + length - 1) / length
+				lane.shift = max(0, windows*length)
+			}
+		}
+	}
+	return s.latest
+}
+
+func tableOf(tier tieredlimit.TierSpec, limit tieredlimit.Limit) modelTable {
+	return modelTable{tier: tier.Name, window: limit.Window.Milliseconds(), single: tier.Single}
+}
+
+func identity(tier tieredlimit.TierSpec, claim tieredlimit.Claim) string {
+	if tier.Single {
+		return ""
+	}
+	return string(claim.Identity)
+}
+
+func windowStart(t, length int64) int64 {
+	start := t / length * length
+	if start > t {
+		start -= length
+	}
+	return start
+}
+
+var _ tieredlimit.Tracker = (*modelCounters)(nil)
