@@ -14,31 +14,33 @@ func TestCanonicalAddr(t *testing.T) {
 		in   string
 		want string // empty: not an address
 	}{
-		"IPv4":                          {in: "203.0.113.7", want: "203.0.113.7"},
-		"IPv4 with a port":              {in: "203.0.113.7:51234", want: "203.0.113.7"},
-		"IPv4 with port 0":              {in: "203.0.113.7:0", want: "203.0.113.7"},
-		"IPv4 with the last port":       {in: "203.0.113.7:65535", want: "203.0.113.7"},
-		"IPv4 with an obfuscated port":  {in: "203.0.113.7:_p.1-x", want: "203.0.113.7"},
-		"IPv4 between spaces":           {in: "  203.0.113.7 ", want: "203.0.113.7"},
-		"IPv4 between tabs":             {in: "\t203.0.113.7:1\t", want: "203.0.113.7"},
-		"unspecified":                   {in: "0.0.0.0", want: "0.0.0.0"},
-		"broadcast":                     {in: "255.255.255.255", want: "255.255.255.255"},
-		"IPv6":                          {in: "2001:db8::1", want: "2001:db8::1"},
-		"IPv6 in capitals":              {in: "2001:DB8::A", want: "2001:db8::a"},
-		"IPv6 in full":                  {in: "2001:0db8:0000:0000:0000:0000:0000:0001", want: "2001:db8::1"},
-		"IPv6 in brackets":              {in: "[2001:db8::1]", want: "2001:db8::1"},
-		"IPv6 in brackets with a port":  {in: "[2001:db8::1]:443", want: "2001:db8::1"},
-		"IPv6 with obfuscated port":     {in: "[2001:db8::1]:_x", want: "2001:db8::1"},
-		"IPv6 that ends like a port":    {in: "2001:db8::1:443", want: "2001:db8::1:443"},
-		"IPv6 loopback":                 {in: "::1", want: "::1"},
-		"IPv6 unspecified":              {in: "::", want: "::"},
-		"IPv6 with a zone":              {in: "fe80::1%eth0", want: "fe80::1"},
-		"IPv6 zone, brackets and port":  {in: "[fe80::1%eth0]:5", want: "fe80::1"},
-		"zone with a colon":             {in: "fe80::1%eth0:1", want: "fe80::1"},
-		"v4-mapped":                     {in: "::ffff:203.0.113.7", want: "203.0.113.7"},
-		"v4-mapped in hex":              {in: "::ffff:cb00:7107", want: "203.0.113.7"},
-		"v4-mapped with leading zeros":  {in: "0000:0000:0000:0000:0000:ffff:203.000.113.7"},
-		"v4-mapped, longest":            {in: "0000:0000:0000:0000:0000:ffff:203.100.113.107", want: "203.100.113.107"},
+		"IPv4":                         {in: "203.0.113.7", want: "203.0.113.7"},
+		"IPv4 with a port":             {in: "203.0.113.7:51234", want: "203.0.113.7"},
+		"IPv4 with port 0":             {in: "203.0.113.7:0", want: "203.0.113.7"},
+		"IPv4 with the last port":      {in: "203.0.113.7:65535", want: "203.0.113.7"},
+		"IPv4 with an obfuscated port": {in: "203.0.113.7:_p.1-x", want: "203.0.113.7"},
+		"IPv4 between spaces":          {in: "  203.0.113.7 ", want: "203.0.113.7"},
+		"IPv4 between tabs":            {in: "\t203.0.113.7:1\t", want: "203.0.113.7"},
+		"unspecified":                  {in: "0.0.0.0", want: "0.0.0.0"},
+		"broadcast":                    {in: "255.255.255.255", want: "255.255.255.255"},
+		"IPv6":                         {in: "2001:db8::1", want: "2001:db8::1"},
+		"IPv6 in capitals":             {in: "2001:DB8::A", want: "2001:db8::a"},
+		"IPv6 in full":                 {in: "2001:0db8:0000:0000:0000:0000:0000:0001", want: "2001:db8::1"},
+		"IPv6 in brackets":             {in: "[2001:db8::1]", want: "2001:db8::1"},
+		"IPv6 in brackets with a port": {in: "[2001:db8::1]:443", want: "2001:db8::1"},
+		"IPv6 with obfuscated port":    {in: "[2001:db8::1]:_x", want: "2001:db8::1"},
+		"IPv6 that ends like a port":   {in: "2001:db8::1:443", want: "2001:db8::1:443"},
+		"IPv6 loopback":                {in: "::1", want: "::1"},
+		"IPv6 unspecified":             {in: "::", want: "::"},
+		"IPv6 with a zone":             {in: "fe80::1%eth0", want: "fe80::1"},
+		"IPv6 zone, brackets and port": {in: "[fe80::1%eth0]:5", want: "fe80::1"},
+		"zone with a colon":            {in: "fe80::1%eth0:1", want: "fe80::1"},
+		"v4-mapped":                    {in: "::ffff:203.0.113.7", want: "203.0.113.7"},
+		"v4-mapped in hex":             {in: "::ffff:cb00:7107", want: "203.0.113.7"},
+		"v4-mapped with leading zeros": {in: "0000:0000:0000:0000:0000:ffff:203.000.113.7"},
+		"v4-mapped, longest": {
+			in: "0000:0000:0000:0000:0000:ffff:203.100.113.107", want: "203.100.113.107",
+		},
 		"v4-mapped in capitals":         {in: "::FFFF:CB00:7107", want: "203.0.113.7"},
 		"v4-mapped, brackets and port":  {in: "[::ffff:203.0.113.7]:443", want: "203.0.113.7"},
 		"v4-mapped with a zone":         {in: "::ffff:203.0.113.7%eth0", want: "203.0.113.7"},
@@ -162,8 +164,12 @@ func TestPrefixesMask(t *testing.T) {
 		prefixes prefixes
 		in, want string
 	}{
-		"C9 IPv6 by network":   {prefixes: prefixes{32, 64}, in: "2001:db8:1:2:aaaa:bbbb:cccc:dddd", want: "2001:db8:1:2::"},
-		"C9 the next network":  {prefixes: prefixes{32, 64}, in: "2001:db8:1:3:aaaa:bbbb:cccc:dddd", want: "2001:db8:1:3::"},
+		"C9 IPv6 by network": {
+			prefixes: prefixes{32, 64}, in: "2001:db8:1:2:aaaa:bbbb:cccc:dddd", want: "2001:db8:1:2::",
+		},
+		"C9 the next network": {
+			prefixes: prefixes{32, 64}, in: "2001:db8:1:3:aaaa:bbbb:cccc:dddd", want: "2001:db8:1:3::",
+		},
 		"C9 IPv4 stays":        {prefixes: prefixes{32, 64}, in: "203.0.113.7", want: "203.0.113.7"},
 		"IPv4 by network":      {prefixes: prefixes{24, 64}, in: "203.0.113.7", want: "203.0.113.0"},
 		"IPv4 odd bits":        {prefixes: prefixes{31, 64}, in: "203.0.113.7", want: "203.0.113.6"},
@@ -186,7 +192,8 @@ var (
 	plainBrackets = regexp.MustCompile(`(?s)^\[([^\]]*:[^\]]*)\](?::(.*))?$`)
 	plainWithPort = regexp.MustCompile(`(?s)^([^:]*):([^:]*)$`)
 	plainZone     = regexp.MustCompile(`(?s)^([^%]*)%(.+)$`)
-	plainPort     = regexp.MustCompile(`^(?:[0-9]{1,4}|[0-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]|_[A-Za-z0-9._-]+)$`)
+	plainPort     = regexp.MustCompile(`^(?:[0-9]{1,4}|[0-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|` +
+		`6553[0-5]|_[A-Za-z0-9._-]+)$`)
 )
 
 // plainAddr is canonicalAddr, written as plainly as can be.

@@ -134,18 +134,32 @@ func TestClientRows(t *testing.T) {
 		"C6 garbage in the middle": {
 			topology: byHops(2, ""), peer: lb, header: xff("1.2.3.4, \xff, 10.0.0.2"), want: "10.0.0.1",
 			reason: fallbackBadEntry},
-		"C7 port":                {topology: byHops(1, ""), peer: lb, header: xff("203.0.113.7:51234"), want: "203.0.113.7"},
-		"C7 next port":           {topology: byHops(1, ""), peer: lb, header: xff("203.0.113.7:51235"), want: "203.0.113.7"},
-		"C7 brackets":            {topology: byHops(1, ""), peer: lb, header: xff("[2001:db8::1]:443"), want: "2001:db8::1"},
+		"C7 port": {
+			topology: byHops(1, ""), peer: lb, header: xff("203.0.113.7:51234"), want: "203.0.113.7",
+		},
+		"C7 next port": {
+			topology: byHops(1, ""), peer: lb, header: xff("203.0.113.7:51235"), want: "203.0.113.7",
+		},
+		"C7 brackets": {
+			topology: byHops(1, ""), peer: lb, header: xff("[2001:db8::1]:443"), want: "2001:db8::1",
+		},
 		"C7 zone":                {topology: byHops(1, ""), peer: lb, header: xff("fe80::1%eth0"), want: "fe80::1"},
 		"C7 peer zone":           {topology: byHops(0, ""), peer: "[fe80::1%eth0]:5", want: "fe80::1"},
 		"C7 peer IPv6":           {topology: byHops(0, ""), peer: "[::1]:5", want: "::1"},
 		"C7 peer without a port": {topology: byHops(0, ""), peer: "1.2.3.4", want: "1.2.3.4"},
-		"C8 plain":               {topology: byHops(1, ""), peer: lb, header: xff("203.0.113.7"), want: "203.0.113.7"},
-		"C8 v4-mapped":           {topology: byHops(1, ""), peer: lb, header: xff("::ffff:203.0.113.7"), want: "203.0.113.7"},
-		"C8 v4-mapped in hex":    {topology: byHops(1, ""), peer: lb, header: xff("::ffff:cb00:7107"), want: "203.0.113.7"},
-		"C8 another v4-mapped":   {topology: byHops(1, ""), peer: lb, header: xff("::ffff:cb00:7108"), want: "203.0.113.8"},
-		"C8 v4-mapped peer":      {topology: byHops(0, ""), peer: "[::ffff:203.0.113.7]:1", want: "203.0.113.7"},
+		"C8 plain": {
+			topology: byHops(1, ""), peer: lb, header: xff("203.0.113.7"), want: "203.0.113.7",
+		},
+		"C8 v4-mapped": {
+			topology: byHops(1, ""), peer: lb, header: xff("::ffff:203.0.113.7"), want: "203.0.113.7",
+		},
+		"C8 v4-mapped in hex": {
+			topology: byHops(1, ""), peer: lb, header: xff("::ffff:cb00:7107"), want: "203.0.113.7",
+		},
+		"C8 another v4-mapped": {
+			topology: byHops(1, ""), peer: lb, header: xff("::ffff:cb00:7108"), want: "203.0.113.8",
+		},
+		"C8 v4-mapped peer": {topology: byHops(0, ""), peer: "[::ffff:203.0.113.7]:1", want: "203.0.113.7"},
 		"C10 trusted proxy, a forged entry": {
 			topology: byTrust(), peer: lb, header: xff("6.6.6.6, 203.0.113.7"), want: "203.0.113.7"},
 		"C10 two trusted proxies": {
@@ -185,9 +199,15 @@ func TestClientRows(t *testing.T) {
 			topology: byTrust(), peer: "[::ffff:10.0.0.1]:1", header: xff("203.0.113.7"), want: "203.0.113.7"},
 		"C11 v4-mapped client": {
 			topology: byTrust(), peer: lb, header: xff("6.6.6.6, ::ffff:203.0.113.7, 10.0.0.5"), want: "203.0.113.7"},
-		"C12 peer outside":          {topology: byTrust(), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9"},
-		"C12 peer outside, garbage": {topology: byTrust(), peer: "198.51.100.9:1", header: xff("?"), want: "198.51.100.9"},
-		"C12 peer outside, hops":    {topology: byBoth(1), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9"},
+		"C12 peer outside": {
+			topology: byTrust(), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9",
+		},
+		"C12 peer outside, garbage": {
+			topology: byTrust(), peer: "198.51.100.9:1", header: xff("?"), want: "198.51.100.9",
+		},
+		"C12 peer outside, hops": {
+			topology: byBoth(1), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9",
+		},
 		"C12 peer outside, hops, short chain is no fallback": {
 			topology: byBoth(2), peer: "198.51.100.9:1", want: "198.51.100.9"},
 		"C12 peer inside, hops": {
@@ -201,13 +221,22 @@ func TestClientRows(t *testing.T) {
 			want: "10.0.0.1"},
 		"C12 only unix peers are trusted, hops": {
 			topology: &topology{hops: 1, unix: true}, peer: lb, header: xff("6.6.6.6"), want: "10.0.0.1"},
-		"C13 unix socket, hops 0":        {topology: byHops(0, ""), peer: "@", header: xff("6.6.6.6"), reason: fallbackNoPeer},
-		"C13 unix socket, path":          {topology: byHops(0, ""), peer: "/run/app.sock", reason: fallbackNoPeer},
-		"C13 no peer at all":             {topology: byHops(0, ""), peer: "", reason: fallbackNoPeer},
-		"C13 garbage for a peer":         {topology: byHops(0, ""), peer: "\xff:[\x00", reason: fallbackNoPeer},
-		"C13 unix socket, ranges":        {topology: byTrust(), peer: "@", header: xff("6.6.6.6"), reason: fallbackNoPeer},
-		"C13 unix socket, ranges, hops":  {topology: byBoth(1), peer: "@", header: xff("6.6.6.6"), reason: fallbackNoPeer},
-		"C13 unix socket, unix, nothing": {topology: &topology{hops: -1, unix: true, headers: []string{xffHeader}}, peer: "@", reason: fallbackNoPeer},
+		"C13 unix socket, hops 0": {
+			topology: byHops(0, ""), peer: "@", header: xff("6.6.6.6"), reason: fallbackNoPeer,
+		},
+		"C13 unix socket, path":  {topology: byHops(0, ""), peer: "/run/app.sock", reason: fallbackNoPeer},
+		"C13 no peer at all":     {topology: byHops(0, ""), peer: "", reason: fallbackNoPeer},
+		"C13 garbage for a peer": {topology: byHops(0, ""), peer: "\xff:[\x00", reason: fallbackNoPeer},
+		"C13 unix socket, ranges": {
+			topology: byTrust(), peer: "@", header: xff("6.6.6.6"), reason: fallbackNoPeer,
+		},
+		"C13 unix socket, ranges, hops": {
+			topology: byBoth(1), peer: "@", header: xff("6.6.6.6"), reason: fallbackNoPeer,
+		},
+		"C13 unix socket, unix, nothing": {
+			topology: &topology{hops: -1, unix: true, headers: []string{xffHeader}}, peer: "@",
+			reason: fallbackNoPeer,
+		},
 		"C13 unix socket, unix": {
 			topology: &topology{hops: -1, unix: true, headers: []string{xffHeader}}, peer: "@",
 			header: xff("6.6.6.6, 203.0.113.7"), want: "203.0.113.7"},
@@ -223,10 +252,12 @@ func TestClientRows(t *testing.T) {
 		"C13 unix socket, unix, garbage": {
 			topology: &topology{hops: -1, unix: true, headers: []string{xffHeader}}, peer: "@",
 			header: xff("6.6.6.6, ?"), reason: fallbackBadEntry},
-		"C14 loopback":       {topology: byHops(0, ""), peer: "127.0.0.1:1", want: "127.0.0.1"},
-		"C14 IPv6 loopback":  {topology: byHops(1, ""), peer: lb, header: xff("::1"), want: "::1"},
-		"C14 private":        {topology: byHops(1, ""), peer: lb, header: xff("192.168.1.1"), want: "192.168.1.1"},
-		"C14 private walked": {topology: byTrust(), peer: lb, header: xff("6.6.6.6, 192.168.1.1"), want: "192.168.1.1"},
+		"C14 loopback":      {topology: byHops(0, ""), peer: "127.0.0.1:1", want: "127.0.0.1"},
+		"C14 IPv6 loopback": {topology: byHops(1, ""), peer: lb, header: xff("::1"), want: "::1"},
+		"C14 private":       {topology: byHops(1, ""), peer: lb, header: xff("192.168.1.1"), want: "192.168.1.1"},
+		"C14 private walked": {
+			topology: byTrust(), peer: lb, header: xff("6.6.6.6, 192.168.1.1"), want: "192.168.1.1",
+		},
 		"C15 nothing stated": {topology: &topology{hops: -1}, peer: lb, header: xff("6.6.6.6"), want: "10.0.0.1"},
 		"C15 nothing stated, header names": {
 			topology: &topology{hops: -1, headers: []string{xffHeader}}, peer: lb, header: xff("6.6.6.6"), want: "10.0.0.1"},
@@ -243,13 +274,29 @@ func TestClientRows(t *testing.T) {
 			topology: byHops(1, ""), peer: "@", header: xff("6.6.6.6, 203.0.113.7"), want: "203.0.113.7"},
 		"C18 in process, hops 1": {
 			topology: byHops(1, ""), peer: "", header: xff("6.6.6.6, 203.0.113.7"), want: "203.0.113.7"},
-		"C18 unix socket, hops 1, nothing":  {topology: byHops(1, ""), peer: "@", reason: fallbackShortChain},
-		"C18 unix socket, hops 1, garbage":  {topology: byHops(1, ""), peer: "@", header: xff("6.6.6.6, ?"), reason: fallbackBadEntry},
-		"C18 unix socket, all trusted":      {topology: &topology{hops: -1, unix: true, trusted: trustRanges("10.0.0.0/8"), headers: []string{xffHeader}}, peer: "@", header: xff("10.0.0.2"), reason: fallbackAllTrusted},
-		"hops 1 of a single-valued header":  {topology: byHops(1, "Cf-Connecting-Ip"), peer: lb, header: http.Header{"Cf-Connecting-Ip": {"203.0.113.7"}, xffHeader: {"6.6.6.6"}}, want: "203.0.113.7"},
-		"hops without a peer to fall to":    {topology: byHops(3, ""), peer: "nobody", header: xff("6.6.6.6"), reason: fallbackShortChain},
-		"tabs around the entries":           {topology: byHops(2, ""), peer: lb, header: xff("6.6.6.6,\t203.0.113.7\t,\t10.0.0.2"), want: "203.0.113.7"},
-		"quotes mean nothing outside of it": {topology: byHops(1, ""), peer: lb, header: xff(`"6.6.6.6, 203.0.113.7`), want: "203.0.113.7"},
+		"C18 unix socket, hops 1, nothing": {topology: byHops(1, ""), peer: "@", reason: fallbackShortChain},
+		"C18 unix socket, hops 1, garbage": {
+			topology: byHops(1, ""), peer: "@", header: xff("6.6.6.6, ?"), reason: fallbackBadEntry,
+		},
+		"C18 unix socket, all trusted": {
+			topology: &topology{hops: -1, unix: true, trusted: trustRanges("10.0.0.0/8"), headers: []string{xffHeader}},
+			peer:     "@", header: xff("10.0.0.2"), reason: fallbackAllTrusted,
+		},
+		"hops 1 of a single-valued header": {
+			topology: byHops(1, "Cf-Connecting-Ip"), peer: lb,
+			header: http.Header{"Cf-Connecting-Ip": {"203.0.113.7"}, xffHeader: {"6.6.6.6"}},
+			want:   "203.0.113.7",
+		},
+		"hops without a peer to fall to": {
+			topology: byHops(3, ""), peer: "nobody", header: xff("6.6.6.6"), reason: fallbackShortChain,
+		},
+		"tabs around the entries": {
+			topology: byHops(2, ""), peer: lb, header: xff("6.6.6.6,\t203.0.113.7\t,\t10.0.0.2"),
+			want: "203.0.113.7",
+		},
+		"quotes mean nothing outside of it": {
+			topology: byHops(1, ""), peer: lb, header: xff(`"6.6.6.6, 203.0.113.7`), want: "203.0.113.7",
+		},
 	} {
 		t.Run(name, tc.run)
 	}
@@ -319,19 +366,30 @@ func TestChainLength(t *testing.T) {
 		header   http.Header
 		want     int
 	}{
-		"none":                      {topology: byHops(1, ""), want: 0},
-		"one":                       {topology: byHops(1, ""), header: xff("6.6.6.6"), want: 1},
-		"an empty line":             {topology: byHops(1, ""), header: xff(""), want: 1},
-		"lines and empty entries":   {topology: byHops(1, ""), header: xff("a,,b", "", "c,"), want: 6},
-		"C1 hops 0":                 {topology: byHops(0, ""), header: xff("a, b, c"), want: 3},
-		"C1 hops 0, Forwarded":      {topology: byHops(0, ""), header: http.Header{forwardedHeader: {`for=a;x=",", for=b`}}, want: 2},
-		"C1 hops 0, own header":     {topology: byHops(0, "X-Real-Ip"), header: http.Header{"X-Real-Ip": {"a"}}, want: 1},
-		"C1 hops 0, server header":  {topology: &topology{headers: []string{"Fly-Client-Ip"}}, header: http.Header{"Fly-Client-Ip": {"a"}}, want: 1},
+		"none":                    {topology: byHops(1, ""), want: 0},
+		"one":                     {topology: byHops(1, ""), header: xff("6.6.6.6"), want: 1},
+		"an empty line":           {topology: byHops(1, ""), header: xff(""), want: 1},
+		"lines and empty entries": {topology: byHops(1, ""), header: xff("a,,b", "", "c,"), want: 6},
+		"C1 hops 0":               {topology: byHops(0, ""), header: xff("a, b, c"), want: 3},
+		"C1 hops 0, Forwarded": {
+			topology: byHops(0, ""), header: http.Header{forwardedHeader: {`for=a;x=",", for=b`}}, want: 2,
+		},
+		"C1 hops 0, own header": {
+			topology: byHops(0, "X-Real-Ip"), header: http.Header{"X-Real-Ip": {"a"}}, want: 1,
+		},
+		"C1 hops 0, server header": {
+			topology: &topology{headers: []string{"Fly-Client-Ip"}},
+			header:   http.Header{"Fly-Client-Ip": {"a"}}, want: 1,
+		},
 		"C1 hops 0, another header": {topology: byHops(0, ""), header: http.Header{"Accept": {"a"}}, want: 0},
-		"hops, another header":      {topology: byHops(1, ""), header: http.Header{forwardedHeader: {"for=a"}}, want: 0},
-		"trusted proxies":           {topology: byTrust("X-Real-Ip", xffHeader), header: xff("a, b"), want: 2},
-		"broken Forwarded":          {topology: byHops(1, forwardedHeader), header: http.Header{forwardedHeader: {`for="a, b`}}, want: 2},
-		"many":                      {topology: byHops(1, ""), header: xff(strings.Repeat(",", 9999)), want: 10000},
+		"hops, another header": {
+			topology: byHops(1, ""), header: http.Header{forwardedHeader: {"for=a"}}, want: 0,
+		},
+		"trusted proxies": {topology: byTrust("X-Real-Ip", xffHeader), header: xff("a, b"), want: 2},
+		"broken Forwarded": {
+			topology: byHops(1, forwardedHeader), header: http.Header{forwardedHeader: {`for="a, b`}}, want: 2,
+		},
+		"many": {topology: byHops(1, ""), header: xff(strings.Repeat(",", 9999)), want: 10000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, tc.want, tc.topology.chainLength(requestFrom("10.0.0.1:1", tc.header)))
@@ -356,8 +414,11 @@ func TestAbsurdHeaders(t *testing.T) {
 		"10000 trusted addresses":   strings.Join(many, ", "),
 		"10000 untrusted addresses": strings.Repeat("6.6.6.6, ", 9999) + "6.6.6.6",
 	} {
-		lines := [][]string{{prefix, "203.0.113.7,10.0.0.2"}, {prefix + ", 203.0.113.7,10.0.0.2"}, {prefix, "203.0.113.7", "10.0.0.2"}}
-		for i, lines := range lines {
+		for i, lines := range [][]string{
+			{prefix, "203.0.113.7,10.0.0.2"},
+			{prefix + ", 203.0.113.7,10.0.0.2"},
+			{prefix, "203.0.113.7", "10.0.0.2"},
+		} {
 			t.Run(fmt.Sprint(name, " ", i), func(t *testing.T) {
 				clientCase{topology: byHops(2, ""), peer: "10.0.0.1:1", header: xff(lines...), want: "203.0.113.7"}.run(t)
 				clientCase{topology: byTrust(), peer: "10.0.0.1:1", header: xff(lines...), want: "203.0.113.7"}.run(t)
@@ -375,6 +436,12 @@ func TestAbsurdHeaders(t *testing.T) {
 
 	clientCase{topology: byTrust(), peer: "10.0.0.1:1", header: xff("203.0.113.7", strings.Join(many[:maxHops-1], ",")),
 		want: "203.0.113.7"}.run(t)
+	far := http.Header{forwardedHeader: {"for=203.0.113.7" + strings.Repeat(",for=10.0.0.2", maxHops)}}
+	clientCase{topology: byTrust(forwardedHeader), peer: "10.0.0.1:1", header: far, want: "10.0.0.1",
+		reason: fallbackAllTrusted}.run(t)
+	near := http.Header{forwardedHeader: {"for=203.0.113.7" + strings.Repeat(",for=10.0.0.2", maxHops-1)}}
+	clientCase{topology: byTrust(forwardedHeader), peer: "10.0.0.1:1", header: near, want: "203.0.113.7"}.run(t)
+
 	lines := make([]string, 10000)
 	clientCase{topology: byHops(1, ""), peer: "10.0.0.1:1", header: xff(lines...), want: "10.0.0.1",
 		reason: fallbackBadEntry}.run(t)
@@ -432,7 +499,8 @@ func randomCase(rnd *rand.Rand) (*topology, *http.Request) {
 					addr = pick(`for="`+addr+`"`, `FOR="`+addr+`";proto=http`, `proto=https; for="`+addr+`" `,
 						`for="\`+addr+`"`, `host="a,\"b";for="`+addr+`"`, `for=`+addr, `by=_p;`+`for="`+addr+`";;`)
 					if rnd.IntN(60) == 0 {
-						addr = pick(`for="`, `for=a b`, `for=`, `=`, `for=1.1.1.1;for=2.2.2.2`, `x="\`, `proto=http`, `for="a"b`)
+						addr = pick(`for="`, `for=a b`, `for=`, `=`, `for=1.1.1.1;for=2.2.2.2`, `x="\`, `proto=http`,
+							`for="a"b`, `for="1.1.1.1"b=c`, `for=1.1.1.1 b=c`)
 					}
 				}
 				entries = append(entries, addr)
@@ -574,16 +642,30 @@ func BenchmarkClient(b *testing.B) {
 func usualCases() map[string]clientCase {
 	many := strings.Repeat("6.6.6.6, ", 7000) // 63 kB
 	return map[string]clientCase{
-		"peer":      {topology: byHops(0, ""), peer: "203.0.113.7:51234", want: "203.0.113.7"},
-		"peer6":     {topology: byHops(0, ""), peer: "[2001:db8::1]:51234", want: "2001:db8::1"},
-		"hops1":     {topology: byHops(1, ""), peer: "10.0.0.1:1", header: xff("203.0.113.7"), want: "203.0.113.7"},
-		"hops2":     {topology: byHops(2, ""), peer: "10.0.0.1:1", header: xff("6.6.6.6, [2001:db8::1]:443,198.51.100.1"), want: "2001:db8::1"},
-		"trusted":   {topology: byTrust(), peer: "10.0.0.1:1", header: xff("6.6.6.6, 203.0.113.7, ::ffff:10.0.0.2"), want: "203.0.113.7"},
-		"both":      {topology: byBoth(1), peer: "10.0.0.1:1", header: xff("6.6.6.6, 203.0.113.7"), want: "203.0.113.7"},
-		"forwarded": {topology: byHops(1, forwardedHeader), peer: "10.0.0.1:1", header: http.Header{forwardedHeader: {`for="[2001:db8::1]:443";proto=https;host=example.com`}}, want: "2001:db8::1"},
-		"short":     {topology: byHops(2, ""), peer: "10.0.0.1:1", header: xff("6.6.6.6"), want: "10.0.0.1"},
-		"unknown":   {topology: byHops(1, ""), peer: "10.0.0.1:1", header: xff("unknown"), want: "10.0.0.1"},
-		"longXFF":   {topology: byHops(1, ""), peer: "10.0.0.1:1", header: xff(many + "203.0.113.7"), want: "203.0.113.7"},
+		"peer":  {topology: byHops(0, ""), peer: "203.0.113.7:51234", want: "203.0.113.7"},
+		"peer6": {topology: byHops(0, ""), peer: "[2001:db8::1]:51234", want: "2001:db8::1"},
+		"hops1": {topology: byHops(1, ""), peer: "10.0.0.1:1", header: xff("203.0.113.7"), want: "203.0.113.7"},
+		"hops2": {
+			topology: byHops(2, ""), peer: "10.0.0.1:1", header: xff("6.6.6.6, [2001:db8::1]:443,198.51.100.1"),
+			want: "2001:db8::1",
+		},
+		"trusted": {
+			topology: byTrust(), peer: "10.0.0.1:1", header: xff("6.6.6.6, 203.0.113.7, ::ffff:10.0.0.2"),
+			want: "203.0.113.7",
+		},
+		"both": {
+			topology: byBoth(1), peer: "10.0.0.1:1", header: xff("6.6.6.6, 203.0.113.7"), want: "203.0.113.7",
+		},
+		"forwarded": {
+			topology: byHops(1, forwardedHeader), peer: "10.0.0.1:1",
+			header: http.Header{forwardedHeader: {`for="[2001:db8::1]:443";proto=https;host=example.com`}},
+			want:   "2001:db8::1",
+		},
+		"short":   {topology: byHops(2, ""), peer: "10.0.0.1:1", header: xff("6.6.6.6"), want: "10.0.0.1"},
+		"unknown": {topology: byHops(1, ""), peer: "10.0.0.1:1", header: xff("unknown"), want: "10.0.0.1"},
+		"longXFF": {
+			topology: byHops(1, ""), peer: "10.0.0.1:1", header: xff(many + "203.0.113.7"), want: "203.0.113.7",
+		},
 		"longForwarded": {topology: byHops(1, forwardedHeader), peer: "10.0.0.1:1", header: http.Header{forwardedHeader: {
 			strings.Repeat("for=6.6.6.6, ", 5000) + "for=203.0.113.7"}}, want: "203.0.113.7"},
 	}

@@ -25,17 +25,21 @@ func TestHopCheck(t *testing.T) {
 			requests: 250, chain: func(i int) string { return client(i) + ", 198.51.100.1" },
 			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
 		"C16 two hops too few": {
-			requests: 250, chain: func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" }, topology: byHops(1, ""),
+			requests: 250,
+			chain:    func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" }, topology: byHops(1, ""),
 			want: nil}, // one hop further there is still a proxy, so nothing varies
 		"C16 one of three too few": {
-			requests: 250, topology: byHops(2, ""), chain: func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" },
-			want: &hopVerdict{hops: 2, lengths: []int{3}}, at: 199},
+			requests: 250, topology: byHops(2, ""),
+			chain: func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" },
+			want:  &hopVerdict{hops: 2, lengths: []int{3}}, at: 199},
 		"C16 callers with headers of their own": {
-			requests: 250, chain: func(i int) string { return strings.Repeat("6.6.6.6,", i%3) + client(i) + ",198.51.100.1" },
-			want: &hopVerdict{hops: 1, lengths: []int{2, 3, 4}}, at: 199},
+			requests: 250,
+			chain:    func(i int) string { return strings.Repeat("6.6.6.6,", i%3) + client(i) + ",198.51.100.1" },
+			want:     &hopVerdict{hops: 1, lengths: []int{2, 3, 4}}, at: 199},
 		"C16 more lengths than are named": {
-			requests: 250, chain: func(i int) string { return strings.Repeat("6.6.6.6,", 19-i%20) + client(i) + ",198.51.100.1" },
-			want: &hopVerdict{hops: 1, lengths: []int{14, 15, 16, 17, 18, 19, 20, 21}, more: true}, at: 199},
+			requests: 250,
+			chain:    func(i int) string { return strings.Repeat("6.6.6.6,", 19-i%20) + client(i) + ",198.51.100.1" },
+			want:     &hopVerdict{hops: 1, lengths: []int{14, 15, 16, 17, 18, 19, 20, 21}, more: true}, at: 199},
 		"C16 Forwarded": {
 			requests: 250, topology: byHops(1, forwardedHeader),
 			chain: func(i int) string { return "for=" + client(i) + ", for=198.51.100.1" },
@@ -44,8 +48,9 @@ func TestHopCheck(t *testing.T) {
 			requests: 250, topology: byBoth(1), chain: func(i int) string { return client(i) + ", 198.51.100.1" },
 			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
 		"C16 64 hops": {
-			requests: 250, topology: byHops(64, ""), chain: func(i int) string { return client(i) + strings.Repeat(",10.0.0.2", 64) },
-			want: &hopVerdict{hops: 64, lengths: []int{65}}, at: 199},
+			requests: 250, topology: byHops(64, ""),
+			chain: func(i int) string { return client(i) + strings.Repeat(",10.0.0.2", 64) },
+			want:  &hopVerdict{hops: 64, lengths: []int{65}}, at: 199},
 		"C16 64 hops, Forwarded": {
 			requests: 250, topology: byHops(64, forwardedHeader),
 			chain: func(i int) string { return "for=" + client(i) + strings.Repeat(",for=10.0.0.2", 64) },
@@ -72,17 +77,27 @@ func TestHopCheck(t *testing.T) {
 		"two addresses are read": {
 			requests: 500, chain: func(i int) string { return client(i) + ", 198.51.100." + fmt.Sprint(i/199) }},
 		"the count is right": {
-			requests: 500, topology: byHops(2, ""), chain: func(i int) string { return "6.6.6.6," + client(i) + ", 198.51.100.1" }},
+			requests: 500, topology: byHops(2, ""),
+			chain: func(i int) string { return "6.6.6.6," + client(i) + ", 198.51.100.1" }},
 		"the neighbour is always the same": {
 			requests: 500, chain: func(int) string { return client(1) + ", 198.51.100.1" }},
 		"the neighbour only changes its port": {
 			requests: 500, chain: func(i int) string { return client(1) + fmt.Sprintf(":%d, 198.51.100.1", i+1) }},
 		"the neighbour is no address": {
 			requests: 500, chain: func(i int) string { return fmt.Sprintf("_%d, 198.51.100.1", i) }},
-		"no neighbour":     {requests: 500, chain: client},
-		"peers are judged": {requests: 500, topology: byHops(0, ""), chain: func(i int) string { return client(i) + ", 198.51.100.1" }},
-		"trusted proxies":  {requests: 500, topology: byTrust(), chain: func(i int) string { return client(i) + ", 198.51.100.1" }},
-		"a direct caller":  {requests: 500, topology: byBoth(1), peer: "198.51.100.9:1", chain: func(i int) string { return client(i) + ", 6.6.6.6" }},
+		"no neighbour": {requests: 500, chain: client},
+		"peers are judged": {
+			requests: 500, topology: byHops(0, ""),
+			chain: func(i int) string { return client(i) + ", 198.51.100.1" },
+		},
+		"trusted proxies": {
+			requests: 500, topology: byTrust(),
+			chain: func(i int) string { return client(i) + ", 198.51.100.1" },
+		},
+		"a direct caller": {
+			requests: 500, topology: byBoth(1), peer: "198.51.100.9:1",
+			chain: func(i int) string { return client(i) + ", 6.6.6.6" },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			top, peer := tc.topology, tc.peer
