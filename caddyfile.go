@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -113,12 +114,38 @@ func (p *directiveParser) once(word string) error {
 	return nil
 }
 
-// noBlock refuses a block where none belongs.
+// noBlock refuses a block where none belongs, even an empty one.
 func (p *directiveParser) noBlock(word string) error {
-	if p.NextBlock(p.Nesting()) {
+	if !p.Next() {
+		return nil
+	}
+	if p.Val() == "{" && !p.Token().Quoted() {
 		return p.Errf("%s takes no block", word)
 	}
+	p.Prev()
 	return nil
+}
+
+// argument reads the only argument of a line.
+func (p *directiveParser) argument(what string) (string, error) {
+	word := p.Val()
+	if !p.NextArg() {
+		return "", p.Errf("%s takes %s", word, what)
+	}
+	arg := p.Val()
+	if p.NextArg() {
+		return "", p.Errf("unexpected %q: %s takes %s", p.Val(), word, what)
+	}
+	return arg, nil
+}
+
+// about says what an error is about, and where it is if the error does not say so.
+func (p *directiveParser) about(what string, err error) error {
+	err = fmt.Errorf("%s: %w", what, err)
+	if strings.Contains(err.Error(), ", at "+p.File()+":") {
+		return err
+	}
+	return p.WrapErr(err)
 }
 
 func (p *directiveParser) parseTrustedHops() error {
@@ -151,9 +178,9 @@ func (p *directiveParser) parseTrustedHops() error {
 
 func (p *directiveParser) parseBits(into **int, most int) error {
 	word := p.Val()
-	var arg string
-	if !p.AllArgs(&arg) {
-		return p.Errf("%s takes one number of bits", word)
+	arg, err := p.argument("one number of bits")
+	if err != nil {
+		return err
 	}
 	n, err := strconv.Atoi(arg)
 	if err != nil || !digitsOnly(arg) || n < 1 || n > most {
@@ -165,9 +192,9 @@ func (p *directiveParser) parseBits(into **int, most int) error {
 
 func (p *directiveParser) parseWord(into *string, allowed ...string) error {
 	word := p.Val()
-	var arg string
-	if !p.AllArgs(&arg) {
-		return p.Errf("%s takes one of %v", word, allowed)
+	arg, err := p.argument("one of " + strings.Join(allowed, ", "))
+	if err != nil {
+		return err
 	}
 	if err := oneOf(word, arg, allowed...); err != nil {
 		return p.WrapErr(err)
@@ -260,9 +287,9 @@ func (p *directiveParser) parseCORS() (err error) {
 }
 
 func (p *directiveParser) parseJitter() error {
-	var arg string
-	if !p.AllArgs(&arg) {
-		return p.Err("jitter takes one percentage")
+	arg, err := p.argument("one percentage")
+	if err != nil {
+		return err
 	}
 	n, err := strconv.Atoi(arg)
 	if err != nil || !digitsOnly(arg) || n > 100 {
@@ -301,6 +328,9 @@ func (p *directiveParser) parseTier() error {
 	if args == 0 {
 		return p.Errf("tier %q needs at least one limit, such as 600/m, or off", t.Name)
 	}
+	if err := t.checkLimits(); err != nil {
+		return p.WrapErr(err)
+	}
 	inTier := make(map[string]bool)
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
 		if err := p.parseTierLine(t, inTier); err != nil {
@@ -330,6 +360,11 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 		if slices.Contains(parts, "") {
 			return p.Errf("tier %q: key has an empty part; %w", t.Name, errEmptyVariable)
 		}
+		for _, part := range parts {
+			if _, err := parsePart(part); err != nil {
+				return p.Errf("tier %q: key part %q: %w", t.Name, part, err)
+			}
+		}
 		t.Keys = append(t.Keys, parts)
 		return p.noBlock("key")
 	case "match":
@@ -347,7 +382,7 @@ func (p *directiveParser) parseMatch(t *Tier) error {
 	onLine := p.CountRemainingArgs() > 0
 	set, found, err := p.MatcherToken()
 	if err != nil {
-		return p.Errf("tier %q: match: %w", t.Name, err)
+		return p.about(fmt.Sprintf("tier %q: match", t.Name), err)
 	}
 	if found {
 		if p.NextArg() {
@@ -364,7 +399,7 @@ func (p *directiveParser) parseMatch(t *Tier) error {
 	}
 	set, err = caddyhttp.ParseCaddyfileNestedMatcherSet(p.Dispenser)
 	if err != nil {
-		return p.Errf("tier %q: match: %w", t.Name, err)
+		return p.about(fmt.Sprintf("tier %q: match", t.Name), err)
 	}
 	if len(set) == 0 {
 		return p.Errf("tier %q: match needs a matcher", t.Name)
@@ -382,7 +417,7 @@ func (p *directiveParser) parseStore() error {
 	id := "http.tiered_limit.stores." + name
 	module, err := caddyfile.UnmarshalModule(p.Dispenser, id)
 	if err != nil {
-		return p.Errf("store %q: %w", name, err)
+		return p.about(fmt.Sprintf("store %q", name), err)
 	}
 	store, ok := module.(Store)
 	if !ok {

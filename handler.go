@@ -109,7 +109,7 @@ func (rec *record) claim(sc *scratch) error {
 		}
 		claim := Claim{Tier: t.index, Identity: t.fixed}
 		if t.fixed == nil {
-			if t.usesClient && earlyData(rec.r) {
+			if t.usesPeer && earlyData(rec.r) {
 				return caddyhttp.Error(http.StatusTooEarly, errEarlyData)
 			}
 			if !rec.identify(sc, t, &claim) {

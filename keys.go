@@ -38,6 +38,7 @@ type key struct {
 	parts      [][]segment
 	fixed      bool // no placeholder: one bucket for everybody
 	usesClient bool
+	usesPeer   bool // some address that comes from the connection, so that its source must be proven
 }
 
 const maxPart = 256
@@ -98,6 +99,7 @@ func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error
 				}
 				k.fixed = false
 				k.usesClient = k.usesClient || s.kind == segmentClient
+				k.usesPeer = k.usesPeer || k.usesClient || isPeerHost(s.text) || s.text == "http.vars.client_ip"
 			}
 			k.parts = append(k.parts, segments)
 		}

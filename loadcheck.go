@@ -50,7 +50,7 @@ func (h *Handler) warnPlaceholder(tier string, s segment) {
 	case name == "http.vars.client_ip" && (h.server == nil || h.server.TrustedProxiesStrict <= 0):
 		why = "is the leftmost entry of the forwarding header, which callers can forge, as long as the server has no " +
 			"trusted_proxies_strict"
-	case name == "http.request.remote.host" && h.behindProxy():
+	case isPeerHost(name) && h.behindProxy():
 		why = "is the address of the proxy in front, so that all clients share one bucket"
 	case name == headerPrefix+"X-Forwarded-For":
 		why = "is written by callers, who get a new bucket for each value"

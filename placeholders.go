@@ -52,10 +52,16 @@ func (p *placeholderProbe) check(name string) error {
 	return nil
 }
 
+// isPeerHost tells whether a placeholder is the address of the connection's other end, or a range around it.
+func isPeerHost(name string) bool {
+	return name == "http.request.remote.host" || strings.HasPrefix(name, "http.request.remote.host/")
+}
+
 // neverLimits tells whether a placeholder of Caddy's is new on every request or connection, or reads the body.
 func neverLimits(name string) bool {
 	switch name {
-	case "http.request.uuid", "http.request.remote", "http.request.remote.port":
+	case "http.request.uuid", "http.request.remote", "http.request.remote.port",
+		"http.vars.uuid", "http.vars.start_time", "time.now", "time.now.unix_ms":
 		return true
 	}
 	return strings.HasPrefix(name, "http.request.duration") || strings.HasPrefix(name, "http.request.body")

@@ -1,6 +1,7 @@
 package tieredlimit
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,6 +50,27 @@ type TierLimit struct {
 	Window caddy.Duration `json:"window"`
 }
 
+// UnmarshalJSON reads a limit. Both fields must be there, since a forgotten count is not to switch the tier off.
+func (l *TierLimit) UnmarshalJSON(data []byte) error {
+	var raw struct {
+		Count  *int64          `json:"count"`
+		Window *caddy.Duration `json:"window"`
+	}
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&raw); err != nil {
+		return fmt.Errorf("limit %s: %w", data, err)
+	}
+	switch {
+	case raw.Count == nil:
+		return fmt.Errorf("limit %s has no count", data)
+	case raw.Window == nil:
+		return fmt.Errorf("limit %s has no window", data)
+	}
+	*l = TierLimit{Count: *raw.Count, Window: *raw.Window}
+	return nil
+}
+
 // tier is a compiled [Tier] that is on.
 type tier struct {
 	name       string
@@ -58,6 +80,7 @@ type tier struct {
 	keys       []key
 	fixed      []byte // the identity, where it never varies
 	usesClient bool
+	usesPeer   bool
 	matchers   caddyhttp.MatcherSets
 	index      int // in the claims' stack
 	log        *refusalLog
@@ -75,6 +98,7 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		c := &tier{name: t.Name, keys: keys}
 		for _, k := range keys {
 			c.usesClient = c.usesClient || k.usesClient
+			c.usesPeer = c.usesPeer || k.usesPeer
 		}
 		if keys[0].fixed {
 			c.fixed = keys[0].appendPrefix(nil)
@@ -161,6 +185,19 @@ func (t *Tier) check() error {
 	if err := checkName("tier", t.Name); err != nil {
 		return err
 	}
+	if err := t.checkLimits(); err != nil {
+		return err
+	}
+	if t.Charge != "" {
+		if err := oneOf("charge", t.Charge, "served", "checked"); err != nil {
+			return fmt.Errorf("tier %q: %w", t.Name, err)
+		}
+	}
+	return t.checkKeys()
+}
+
+// checkLimits refuses missing limits, impossible ones, and two for one window.
+func (t *Tier) checkLimits() error {
 	if t.Limits == nil {
 		return fmt.Errorf("tier %q has no limits; an empty list switches a tier off", t.Name)
 	}
@@ -174,12 +211,7 @@ func (t *Tier) check() error {
 			}
 		}
 	}
-	if t.Charge != "" {
-		if err := oneOf("charge", t.Charge, "served", "checked"); err != nil {
-			return fmt.Errorf("tier %q: %w", t.Name, err)
-		}
-	}
-	return t.checkKeys()
+	return nil
 }
 
 // checkKeys refuses keys without parts, and a missing key where there is no default.
@@ -262,7 +294,7 @@ func parseWindow(s string) (time.Duration, error) {
 	}
 	d, err := caddy.ParseDuration(s)
 	if err != nil {
-		return 0, fmt.Errorf("the window %q is not a duration, such as s, m, h, d, 10s or 60000ms", s)
+		return 0, fmt.Errorf("the window %q is not a duration of at most 106751d, such as s, m, h, d, 10s or 60000ms", s)
 	}
 	return d, nil
 }

@@ -3,6 +3,7 @@ package tieredlimit
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
@@ -59,10 +60,16 @@ func (h *Handler) checkClient() error {
 	if bits := intOr(h.IPv6Prefix, 64); bits < 1 || bits > 128 {
 		return fmt.Errorf("ipv6_prefix %d is not between 1 and 128", bits)
 	}
+	if err := noneTwice("exempt_clients", h.ExemptClients); err != nil {
+		return err
+	}
 	for _, s := range h.ExemptClients {
 		if _, err := parsePrefix(s); err != nil {
 			return fmt.Errorf("exempt_clients: %w", err)
 		}
+	}
+	if err := noneTwice("exempt", h.Exempt); err != nil {
+		return err
 	}
 	for _, s := range h.Exempt {
 		if err := checkExemptPath(s); err != nil {
@@ -100,18 +107,28 @@ func (h *Handler) checkAnswer() error {
 
 // checkHeaderSets refuses unknown and repeated sets of header fields, and none beside others.
 func checkHeaderSets(sets []string) error {
-	seen := make(map[string]bool)
 	for _, s := range sets {
 		if err := oneOf("headers", s, "x-ratelimit", "draft-11", "none"); err != nil {
 			return err
 		}
+	}
+	if err := noneTwice("headers", sets); err != nil {
+		return err
+	}
+	if len(sets) > 1 && slices.Contains(sets, "none") {
+		return errors.New("headers none cannot stand beside other sets")
+	}
+	return nil
+}
+
+// noneTwice refuses a list that names something twice.
+func noneTwice(field string, list []string) error {
+	seen := make(map[string]bool, len(list))
+	for _, s := range list {
 		if seen[s] {
-			return fmt.Errorf("headers names %q twice", s)
+			return fmt.Errorf("%s names %q twice", field, s)
 		}
 		seen[s] = true
-	}
-	if seen["none"] && len(sets) > 1 {
-		return errors.New("headers none cannot stand beside other sets")
 	}
 	return nil
 }
