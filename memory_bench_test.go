@@ -109,7 +109,7 @@ func benchStack(tb testing.TB, count, maxKeys int64) *memoryCounters {
 }
 
 // client writes the n-th identities.
-func client(n uint64, ip, user []byte) {
+func benchClient(n uint64, ip, user []byte) {
 	binary.BigEndian.PutUint64(ip, n*0x9E3779B97F4A7C15)
 	binary.BigEndian.PutUint64(user, n*0xD1B54A32D192ED03)
 }
@@ -126,7 +126,7 @@ func takeThree(b *testing.B, m *memoryCounters) perCore {
 		claims := []Claim{{Tier: 0, Identity: ip}, {Tier: 1, Identity: user}, {Tier: 2}}
 		states := make([]State, 3)
 		return func(n uint64) {
-			client(n, ip, user)
+			benchClient(n, ip, user)
 			if _, err := m.Take(b.Context(), now, claims, states); err != nil {
 				b.Error(err)
 			}
@@ -138,7 +138,7 @@ func floorThree(floors [3]floor) perCore {
 	return func() func(uint64) {
 		ip, user := make([]byte, 16), make([]byte, 16)
 		return func(n uint64) {
-			client(n, ip, user)
+			benchClient(n, ip, user)
 			floors[0].hit(ip)
 			floors[1].hit(user)
 			floors[2].hit(nil)
@@ -250,7 +250,7 @@ func TestBytesPerCounter(t *testing.T) {
 	before := heap()
 	now, identity, states := time.UnixMilli(1_800_000_000_000), make([]byte, 16), make([]State, 1)
 	for n, check := uint64(0), uint64(10_000); n < most; {
-		client(n, identity[:8], identity[8:])
+		benchClient(n, identity[:8], identity[8:])
 		claims := []Claim{{Identity: identity}}
 		if _, err := counters.Take(t.Context(), now, claims, states); err != nil {
 			t.Fatal(err)
