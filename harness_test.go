@@ -25,7 +25,7 @@ import (
 // test moves and logs that it can read. Tests that use it may run in parallel, each with stack names, hosts or listen
 // addresses of its own, since counters of equal stacks are shared by the process.
 type edge struct {
-	t     *testing.T
+	t     testing.TB
 	clock *testClock
 	logs  *logSink
 	ctx   caddy.Context
@@ -53,13 +53,13 @@ func (c *testClock) set(t time.Time)         { c.ms.Store(t.UnixMilli()) }
 var provisioning sync.Mutex
 
 // newEdge provisions a Caddyfile, which must be accepted.
-func newEdge(t *testing.T, caddyfile string) *edge {
+func newEdge(t testing.TB, caddyfile string) *edge {
 	t.Helper()
 	return newEdgeJSON(t, adapt(t, caddyfile))
 }
 
 // newEdgeJSON provisions a JSON config, which must be accepted.
-func newEdgeJSON(t *testing.T, config []byte) *edge {
+func newEdgeJSON(t testing.TB, config []byte) *edge {
 	t.Helper()
 	e := &edge{t: t, clock: newTestClock(), logs: newLogSink(t)}
 	require.NoError(t, e.load(config))
@@ -68,7 +68,7 @@ func newEdgeJSON(t *testing.T, config []byte) *edge {
 }
 
 // adapt turns a Caddyfile into JSON.
-func adapt(t *testing.T, caddyfile string) []byte {
+func adapt(t testing.TB, caddyfile string) []byte {
 	t.Helper()
 	config, err := tryAdapt(caddyfile)
 	require.NoError(t, err)
@@ -81,7 +81,7 @@ func tryAdapt(caddyfile string) ([]byte, error) {
 }
 
 // tryLoad adapts and provisions a Caddyfile and returns why it was refused, if it was.
-func tryLoad(t *testing.T, caddyfile string) (*edge, error) {
+func tryLoad(t testing.TB, caddyfile string) (*edge, error) {
 	t.Helper()
 	config, err := tryAdapt(caddyfile)
 	if err != nil {
@@ -356,7 +356,7 @@ var (
 	logSinkNext atomic.Int64
 )
 
-func newLogSink(t *testing.T) *logSink {
+func newLogSink(t testing.TB) *logSink {
 	s := &logSink{name: fmt.Sprintf("%s-%d", t.Name(), logSinkNext.Add(1))}
 	logSinks.Store(s.name, s)
 	t.Cleanup(func() { logSinks.Delete(s.name) })
