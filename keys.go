@@ -33,11 +33,12 @@ const unknownClient = "unknown"
 // parts, each behind its length, so that (a:b, c) and (a, b:c) differ. A part of more than maxPart bytes is replaced by
 // its SHA-256, which keeps identities short without making any two of them equal.
 type key struct {
-	digest     [8]byte
-	ordinal    byte
-	parts      [][]segment
-	fixed      bool // no placeholder: one bucket for everybody
-	usesClient bool
+	digest      [8]byte
+	ordinal     byte
+	parts       [][]segment
+	fixed       bool // no placeholder: one bucket for everybody
+	usesClient  bool // it has the client's address in it
+	usesAddress bool // it has that or another address in it that only a finished handshake proves
 }
 
 const maxPart = 256
@@ -98,6 +99,7 @@ func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error
 				}
 				k.fixed = false
 				k.usesClient = k.usesClient || s.kind == segmentClient
+				k.usesAddress = k.usesAddress || s.isAddress()
 			}
 			k.parts = append(k.parts, segments)
 		}
@@ -165,6 +167,12 @@ func placeholderSegment(name string) segment {
 	return segment{kind: segmentPlaceholder, text: name}
 }
 
+// isAddress tells whether the segment holds the address of the peer or what was made of it.
+func (s segment) isAddress() bool {
+	return s.kind == segmentClient || s.text == "http.vars.client_ip" || s.text == "http.request.remote.host" ||
+		strings.HasPrefix(s.text, "http.request.remote.host/")
+}
+
 // name is the placeholder's name.
 func (s segment) name() string {
 	switch s.kind {
@@ -184,7 +192,7 @@ func (k *key) appendPrefix(buf []byte) []byte {
 
 // keySource is where a key's values come from.
 type keySource interface {
-	// clientText appends the client's masked address, or unknown.
+	// appendClient appends the client's masked address, or unknown.
 	appendClient(buf []byte) []byte
 	request() *http.Request
 	replacer() *caddy.Replacer
