@@ -69,6 +69,7 @@ func ambiguousPath(escaped string) bool {
 			}
 		case '/':
 			segment, _, _ := strings.Cut(escaped[i+1:], "/")
+			segment, _, _ = strings.Cut(segment, ";") // some upstreams drop parameters before they resolve dots
 			if segment == "." || segment == ".." {
 				return true
 			}

@@ -1,6 +1,7 @@
 package tieredlimit
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"time"
@@ -12,38 +13,43 @@ import (
 var errEarlyData = errors.New("TLS handshake not complete, so the client address cannot be verified")
 
 // judge decides a request at a time and serves or refuses it.
-func (h *Handler) judge(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, now time.Time) error {
-	rec := newRecord(h, r)
+func (rec *record) judge(w http.ResponseWriter, next caddyhttp.Handler, now time.Time) error {
+	h := rec.h
 	out, err := h.uncounted(rec)
 	if err != nil {
-		return h.unjudged(err)
+		return rec.unjudged(w, next, err)
 	}
 	if out != outcomeServed {
-		return h.pass(w, r, next, out)
+		return rec.pass(w, next, out)
 	}
 	out, err = rec.decide(now)
 	if err != nil {
 		if out == outcomeStoreError {
 			return h.undecided(w, rec, next, err)
 		}
-		return h.unjudged(err)
+		return rec.unjudged(w, next, err)
 	}
 	h.meter.count(out)
-	h.logOutcome(r, out, rec.refusedBy())
+	rec.logOutcome(out, rec.refusedBy())
 	if out == outcomeRefused {
 		return h.refuse(w, rec)
 	}
 	if h.DryRun || rec.verdict.tier == nil || !h.answer.tellsWhenServed() {
-		return next.ServeHTTP(w, r)
+		return next.ServeHTTP(w, rec.r)
 	}
 	return rec.serveWithFields(w, next)
 }
 
-// unjudged returns an error that a request met before it could be judged: a matcher's, or that its source is not proven.
-func (h *Handler) unjudged(err error) error {
+// unjudged answers a request that met an error before it could be judged: a matcher's, or that its source is not proven.
+// A dry stack serves it all the same.
+func (rec *record) unjudged(w http.ResponseWriter, next caddyhttp.Handler, err error) error {
 	var known caddyhttp.HandlerError
 	if errors.As(err, &known) && known.StatusCode == http.StatusTooEarly {
-		h.meter.count(outcomeTooEarly)
+		rec.h.meter.count(outcomeTooEarly)
+		rec.logOutcome(outcomeTooEarly, "")
+	}
+	if rec.h.DryRun {
+		return next.ServeHTTP(w, rec.r)
 	}
 	return err
 }
@@ -70,10 +76,10 @@ func (h *Handler) uncounted(rec *record) (outcome, error) {
 }
 
 // pass serves a request that is not judged.
-func (h *Handler) pass(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler, out outcome) error {
-	h.meter.count(out)
-	h.logOutcome(r, out, "")
-	return next.ServeHTTP(w, r)
+func (rec *record) pass(w http.ResponseWriter, next caddyhttp.Handler, out outcome) error {
+	rec.h.meter.count(out)
+	rec.logOutcome(out, "")
+	return next.ServeHTTP(w, rec.r)
 }
 
 // decide makes the claims of the tiers that apply and puts them to the store.
@@ -96,24 +102,27 @@ func (rec *record) decide(now time.Time) (outcome, error) {
 	return rec.read(sc, decision, now), nil
 }
 
-// claim collects one claim for each tier that concerns the request and can tell whom to count.
+// claim collects one claim for each tier that concerns the request and can tell whom to count. A dry tier that cannot
+// be asked, since its matcher fails or the source is not proven, is left out.
 func (rec *record) claim(sc *scratch) error {
 	limits := 0
 	for _, t := range rec.h.tiers {
 		concerned, err := t.matches(rec.r)
-		if err != nil {
+		if err != nil && !t.spec.DryRun {
 			return err
 		}
-		if !concerned || rec.prev != nil && rec.wasJudged(t.name) {
+		if err != nil || !concerned || rec.prev != nil && rec.wasJudged(t.name) {
 			continue
 		}
 		claim := Claim{Tier: t.index, Identity: t.fixed}
 		if t.fixed == nil {
-			if t.usesPeer && earlyData(rec.r) {
-				return caddyhttp.Error(http.StatusTooEarly, errEarlyData)
-			}
 			if !rec.identify(sc, t, &claim) {
-				rec.h.noteSkipped(t)
+				switch {
+				case !rec.unproven:
+					rec.h.noteSkipped(t)
+				case !t.spec.DryRun:
+					return caddyhttp.Error(http.StatusTooEarly, errEarlyData)
+				}
 				continue
 			}
 		}
@@ -127,10 +136,16 @@ func (rec *record) claim(sc *scratch) error {
 	return nil
 }
 
-// identify fills in whom a tier counts the request for, by the first of its keys that is not empty.
+// identify fills in whom a tier counts the request for, by the first of its keys that is not empty. It reports false if
+// there is none, or if the key would go by an address that is not proven yet, which it notes in the record.
 func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
+	rec.unproven = false
 	for i := range t.keys {
 		k := &t.keys[i]
+		if k.usesAddress && earlyData(rec.r) {
+			rec.unproven = true
+			return false
+		}
 		start := len(sc.keys)
 		buf, ok := k.appendIdentity(sc.keys, rec)
 		if !ok {
@@ -165,6 +180,7 @@ func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
 			if anyExceeded(states) {
 				h.noteRefusal(rec, t, true, now)
 				out = outcomeDryRefused
+				rec.dryTier = cmp.Or(rec.dryTier, t.name)
 			}
 		case decision.RefusedBy < 0:
 			rec.readServed(t, states)

@@ -111,6 +111,8 @@ type fieldWriter struct {
 	names  []string
 	values [maxFields]string
 	expose []string // to add to Access-Control-Expose-Headers; nil: nothing
+	before []string // what that field was
+	merged *string  // and what it was made
 	done   bool     // the status is written, or another stack's fields win
 }
 
@@ -161,14 +163,27 @@ func (f *fieldWriter) set(header http.Header) {
 		}
 		header[name] = f.values[i : i+1 : i+1]
 	}
-	if f.expose != nil {
+	if there := header[fieldExpose]; f.expose != nil && !f.exposed(there) {
+		f.before = there
 		exposeFields(header, f.expose)
+		f.merged = &header[fieldExpose][0]
 	}
+}
+
+// exposed tells whether a value of Access-Control-Expose-Headers is what this writer has made of it.
+func (f *fieldWriter) exposed(there []string) bool {
+	return len(there) == 1 && &there[0] == f.merged
 }
 
 // remove takes the fields off again, if they are still ours.
 func (f *fieldWriter) remove(header http.Header) {
 	f.done = true
+	if f.exposed(header[fieldExpose]) {
+		delete(header, fieldExpose)
+		if f.before != nil {
+			header[fieldExpose] = f.before
+		}
+	}
 	for i, name := range f.names {
 		if there := header[name]; len(there) == 1 && &there[0] == &f.values[i] {
 			delete(header, name)
@@ -224,7 +239,9 @@ func (rec *record) serveWithFields(w http.ResponseWriter, next caddyhttp.Handler
 	rec.fill()
 	rec.out.ResponseWriter = w
 	rec.out.set(w.Header())
-	return next.ServeHTTP(&rec.out, rec.r)
+	err := next.ServeHTTP(&rec.out, rec.r)
+	rec.out.settle() // a handler may leave the status to the server, or to error routes
+	return err
 }
 
 // settle puts the fields in place once, before a final status is written.

@@ -33,12 +33,12 @@ const unknownClient = "unknown"
 // parts, each behind its length, so that (a:b, c) and (a, b:c) differ. A part of more than maxPart bytes is replaced by
 // its SHA-256, which keeps identities short without making any two of them equal.
 type key struct {
-	digest     [8]byte
-	ordinal    byte
-	parts      [][]segment
-	fixed      bool // no placeholder: one bucket for everybody
-	usesClient bool
-	usesPeer   bool // some address that comes from the connection, so that its source must be proven
+	digest      [8]byte
+	ordinal     byte
+	parts       [][]segment
+	fixed       bool // no placeholder: one bucket for everybody
+	usesClient  bool // it has the client's address in it
+	usesAddress bool // it has that or another address in it that only a finished handshake proves
 }
 
 const maxPart = 256
@@ -99,7 +99,7 @@ func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error
 				}
 				k.fixed = false
 				k.usesClient = k.usesClient || s.kind == segmentClient
-				k.usesPeer = k.usesPeer || k.usesClient || isPeerHost(s.text) || s.text == "http.vars.client_ip"
+				k.usesAddress = k.usesAddress || s.isAddress()
 			}
 			k.parts = append(k.parts, segments)
 		}
@@ -167,6 +167,11 @@ func placeholderSegment(name string) segment {
 	return segment{kind: segmentPlaceholder, text: name}
 }
 
+// isAddress tells whether the segment holds the address of the peer or what was made of it.
+func (s segment) isAddress() bool {
+	return s.kind == segmentClient || s.kind == segmentPlaceholder && (s.text == "http.vars.client_ip" || isPeerHost(s.text))
+}
+
 // name is the placeholder's name.
 func (s segment) name() string {
 	switch s.kind {
@@ -186,7 +191,7 @@ func (k *key) appendPrefix(buf []byte) []byte {
 
 // keySource is where a key's values come from.
 type keySource interface {
-	// clientText appends the client's masked address, or unknown.
+	// appendClient appends the client's masked address, or unknown.
 	appendClient(buf []byte) []byte
 	request() *http.Request
 	replacer() *caddy.Replacer

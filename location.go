@@ -114,17 +114,22 @@ func routeHosts(route *caddyhttp.Route) []string {
 	return slices.Compact(hosts)
 }
 
-// errorConfigs lists the error routes that an error returned by this handler would meet, innermost first: those of the
-// subroutes around it, then the server's.
-func errorConfigs(ctx caddy.Context, server *caddyhttp.Server) []*caddyhttp.HTTPErrorConfig {
-	var configs []*caddyhttp.HTTPErrorConfig
+// errorRoutes are the error routes that an error returned by a handler meets.
+type errorRoutes struct {
+	config *caddyhttp.HTTPErrorConfig // nil: none
+	server bool                       // they are the server's, not a subroute's
+}
+
+// findErrorRoutes finds the error routes of the innermost subroute that has some, else the server's. An error meets no
+// others: a subroute whose error routes do not match it goes on as if there had been none.
+func findErrorRoutes(ctx caddy.Context, server *caddyhttp.Server) errorRoutes {
 	for _, module := range slices.Backward(ctx.Modules()) {
 		if sub, ok := module.(*caddyhttp.Subroute); ok && sub.Errors != nil {
-			configs = append(configs, sub.Errors)
+			return errorRoutes{config: sub.Errors}
 		}
 	}
-	if server != nil && server.Errors != nil {
-		configs = append(configs, server.Errors)
+	if server == nil {
+		return errorRoutes{}
 	}
-	return configs
+	return errorRoutes{config: server.Errors, server: true}
 }

@@ -325,7 +325,7 @@ func TestS2Flood(t *testing.T) {
 	var settled uint64
 	identity, states := make([]byte, 16), make([]State, 1)
 	for n := range flood {
-		client(uint64(n), identity[:8], identity[8:])
+		benchClient(uint64(n), identity[:8], identity[8:])
 		_, err := m.Take(t.Context(), monday, []Claim{{Identity: identity, Group: 2 + uint32(n%1000)}}, states)
 		require.NoError(t, err)
 		if n == flood/10 {

@@ -29,6 +29,14 @@ var outcomeNames = [outcomes]string{
 // String is the outcome as metrics and access logs name it.
 func (o outcome) String() string { return outcomeNames[o] }
 
+// gravity ranks outcomes by how much they tell about a request that met several stacks.
+func (o outcome) gravity() int {
+	return [outcomes]int{
+		outcomeInert: 0, outcomeExempt: 1, outcomePreflight: 1, outcomeServed: 2, outcomeDryRefused: 3,
+		outcomeTooEarly: 4, outcomeStoreError: 5, outcomeRefused: 6,
+	}[o]
+}
+
 // meters are the counts of all stacks of the process, by label. They outlive a reload that keeps the stack.
 var meters = caddy.NewUsagePool()
 

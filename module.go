@@ -105,7 +105,7 @@ type Handler struct {
 	prefixes prefixes
 	answer   answer
 	exempt   exemptions
-	errors   []*caddyhttp.HTTPErrorConfig
+	errors   errorRoutes
 	counters Counters
 	meter    *stackMeter
 
@@ -154,7 +154,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.errors = errorConfigs(ctx, h.server)
+	h.errors = findErrorRoutes(ctx, h.server)
 	if err := h.compile(ctx, at); err != nil {
 		return err
 	}
@@ -267,13 +267,14 @@ func (h *Handler) Cleanup() error {
 
 // ServeHTTP decides whether the request may pass.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	rec := newRecord(h, r)
 	switch h.mode {
 	case modeOff:
 		return next.ServeHTTP(w, r)
 	case modeInert:
-		return h.pass(w, r, next, outcomeInert)
+		return rec.pass(w, next, outcomeInert)
 	}
-	return h.judge(w, r, next, h.now())
+	return rec.judge(w, next, h.now())
 }
 
 // intOr returns what p points to, or a default.

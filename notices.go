@@ -75,12 +75,19 @@ func (rec *record) keyText(t *tier) []string {
 	return nil
 }
 
-// logOutcome adds to the access log, where the server has one, what became of the request.
-func (h *Handler) logOutcome(r *http.Request, out outcome, tier string) {
-	if h.server == nil || h.server.Logs == nil {
+// logOutcome adds to the access log, where the server has one, what became of the request. Of several stacks the one
+// with the gravest outcome is logged, the latest of equals.
+func (rec *record) logOutcome(out outcome, tier string) {
+	rec.outcome = out
+	if rec.h.server == nil || rec.h.server.Logs == nil {
 		return
 	}
-	extra, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	for p := rec.prev; p != nil; p = p.prev {
+		if p.outcome.gravity() > out.gravity() {
+			return
+		}
+	}
+	extra, ok := rec.r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
 	if !ok {
 		return
 	}

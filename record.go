@@ -27,9 +27,12 @@ type record struct {
 	client   client
 	masked   netip.Addr
 
-	judged  uint64 // the tiers, by index, that have had their say
-	verdict verdict
-	out     fieldWriter
+	judged   uint64 // the tiers, by index, that have had their say
+	unproven bool   // the address that a tier's key needs may be forged
+	verdict  verdict
+	dryTier  string // the first dry tier that would have refused
+	outcome  outcome
+	out      fieldWriter
 }
 
 // verdict is what was decided, in terms of the limit that binds: the refusing one, or the one with the least left.
@@ -48,13 +51,23 @@ const recordVar = "tiered_limit.record"
 // newRecord begins the record of a request and makes its placeholders known.
 func newRecord(h *Handler, r *http.Request) *record {
 	rec := &record{h: h, r: r}
-	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		rec.repl = repl
-		repl.Map(rec.placeholder)
-	}
 	if h.live.handlers.Load() > 1 {
 		rec.prev, _ = caddyhttp.GetVar(r.Context(), recordVar).(*record)
 		caddyhttp.SetVar(r.Context(), recordVar, rec)
+	}
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		rec.repl = repl
+		if rec.prev == nil {
+			repl.Map(rec.placeholder)
+		}
+	}
+	return rec
+}
+
+// newest is the latest record of the request. Of several it is the first that answers for the placeholders.
+func (rec *record) newest() *record {
+	if last, ok := caddyhttp.GetVar(rec.r.Context(), recordVar).(*record); ok {
+		return last
 	}
 	return rec
 }
@@ -107,42 +120,52 @@ func (rec *record) replacer() *caddy.Replacer { return rec.repl }
 
 func (rec *record) unknownPlaceholder(name string) { rec.h.warnUnknownPlaceholder(name) }
 
-// placeholder answers for {http.tiered_limit.*}: the client address at any time, the rest after a refusal.
+// placeholder answers for {http.tiered_limit.*}: the client address where the topology is stated, the rest after a
+// refusal. What has no value is empty. Of several stacks the latest that has a value gives it.
 func (rec *record) placeholder(name string) (any, bool) {
 	name, ours := strings.CutPrefix(name, "http.tiered_limit.")
 	if !ours {
 		return nil, false
 	}
-	if name == "client_ip" {
-		if !rec.h.topology.stated() {
-			return nil, false
-		}
-		return string(rec.appendClient(nil)), true
-	}
-	v := &rec.verdict
-	if !v.refused || rec.h.DryRun {
-		return nil, false
-	}
-	limit := v.tier.spec.Limits[v.limit]
 	switch name {
-	case "tier":
-		return v.tier.name, true
-	case "limit":
-		return strconv.FormatInt(limit.Count, 10), true
-	case "window":
-		return decimalSeconds(limit.Window), true
-	case "remaining":
-		return strconv.FormatInt(v.remaining(), 10), true
-	case "retry_after":
-		return strconv.FormatInt(v.retryAfter(), 10), true
+	case "client_ip":
+		for p := rec.newest(); p != nil; p = p.prev {
+			if p.h.topology.stated() {
+				return string(p.appendClient(nil)), true
+			}
+		}
+		return "", true
+	case "tier", "limit", "window", "remaining", "retry_after":
+		for p := rec.newest(); p != nil; p = p.prev {
+			if p.verdict.refused && !p.h.DryRun {
+				return p.verdict.text(name), true
+			}
+		}
+		return "", true
 	}
 	return nil, false
 }
 
-// refusedBy names the tier that refused, or would have if the stack were not a dry one. It is empty otherwise.
+// text is what a placeholder says of a refusal.
+func (v *verdict) text(name string) string {
+	limit := v.tier.spec.Limits[v.limit]
+	switch name {
+	case "tier":
+		return v.tier.name
+	case "limit":
+		return strconv.FormatInt(limit.Count, 10)
+	case "window":
+		return decimalSeconds(limit.Window)
+	case "remaining":
+		return strconv.FormatInt(v.remaining(), 10)
+	}
+	return strconv.FormatInt(v.retryAfter(), 10)
+}
+
+// refusedBy names the tier that refused, or would have if it or the stack were not a dry one. It is empty otherwise.
 func (rec *record) refusedBy() string {
 	if !rec.verdict.refused {
-		return ""
+		return rec.dryTier
 	}
 	return rec.verdict.tier.name
 }

@@ -116,19 +116,21 @@ func writeBody(w http.ResponseWriter, r *http.Request, status int, c content) er
 }
 
 // wouldHandle tells whether an error route would match this request if it failed with a status. The request is seen as
-// error routes see it: as it was received, with the error in its context.
+// those routes see it, with the error in its context: by the server's as it was received, by a subroute's as it is.
 func (h *Handler) wouldHandle(r *http.Request, status int) bool {
-	if len(h.errors) == 0 {
+	if h.errors.config == nil {
 		return false
 	}
 	if _, failing := r.Context().Value(caddyhttp.ErrorCtxKey).(error); failing {
 		return false // an error route's own error meets no further one
 	}
-	failed := h.errors[0].WithError(asReceived(r), caddyhttp.HandlerError{StatusCode: status, Err: errors.New(http.StatusText(status))})
-	for _, config := range h.errors {
-		if routesMatch(config.Routes, failed) {
-			return true
-		}
+	failed := r
+	if h.errors.server {
+		failed = asReceived(r)
+	}
+	failed = h.errors.config.WithError(failed, caddyhttp.HandlerError{StatusCode: status, Err: errors.New(http.StatusText(status))})
+	if routesMatch(h.errors.config.Routes, failed) {
+		return true
 	}
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		repl.DeleteByPrefix("http.error")
@@ -180,7 +182,7 @@ func routesMatch(routes caddyhttp.RouteList, r *http.Request) bool {
 // undecided answers a request that the store could not decide.
 func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.Handler, err error) error {
 	h.meter.count(outcomeStoreError)
-	h.logOutcome(rec.r, outcomeStoreError, "")
+	rec.logOutcome(outcomeStoreError, "")
 	if c := h.logger.Check(zap.DebugLevel, "store could not decide"); c != nil {
 		c.Write(zap.Error(err))
 	}
@@ -188,5 +190,8 @@ func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.H
 		return next.ServeHTTP(w, rec.r)
 	}
 	h.answer.setRefused(w.Header(), rec.r, 1)
+	if _, cross := rec.r.Header["Origin"]; cross {
+		exposeFields(w.Header(), []string{"Retry-After"})
+	}
 	return writeBody(w, rec.r, http.StatusServiceUnavailable, content{})
 }

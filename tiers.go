@@ -80,7 +80,6 @@ type tier struct {
 	keys       []key
 	fixed      []byte // the identity, where it never varies
 	usesClient bool
-	usesPeer   bool
 	matchers   caddyhttp.MatcherSets
 	index      int // in the claims' stack
 	log        *refusalLog
@@ -98,7 +97,6 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		c := &tier{name: t.Name, keys: keys}
 		for _, k := range keys {
 			c.usesClient = c.usesClient || k.usesClient
-			c.usesPeer = c.usesPeer || k.usesPeer
 		}
 		if keys[0].fixed {
 			c.fixed = keys[0].appendPrefix(nil)
