@@ -161,10 +161,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.openMeters(ctx); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
-	if h.mode != modeLimit {
-		return nil
+	store, err := h.loadStore(ctx)
+	if err != nil || h.mode != modeLimit {
+		return err
 	}
-	return h.openStore(ctx, at)
+	return h.openStore(store, at)
 }
 
 // noteSharedText keeps what loading the modules takes away but handlers of one stack are compared by.
@@ -174,7 +175,7 @@ func (h *Handler) noteSharedText() {
 		h.matchText[t.Name] = jsonText(t.MatcherSetsRaw)
 	}
 	h.storeText = `{"backend":"memory"}`
-	if h.StoreRaw != nil {
+	if h.statesStore() {
 		h.storeText = jsonText(h.StoreRaw)
 	}
 }
@@ -227,28 +228,36 @@ func (h *Handler) needsClient() bool {
 	return false
 }
 
-// openStore loads the store module and opens the counters of the stack.
-func (h *Handler) openStore(ctx caddy.Context, at location) error {
+// statesStore tells whether the configuration says where the counters are kept.
+func (h *Handler) statesStore() bool { return len(h.StoreRaw) > 0 && string(h.StoreRaw) != "null" }
+
+// loadStore loads the store module, so that a mistake in it is refused even while the stack does not limit.
+func (h *Handler) loadStore(ctx caddy.Context) (Store, error) {
 	var loaded any
 	var err error
-	if h.StoreRaw == nil {
-		loaded, err = ctx.LoadModuleByID("http.tiered_limit.stores.memory", nil)
-	} else {
+	if h.statesStore() {
 		loaded, err = ctx.LoadModule(h, "StoreRaw")
+	} else {
+		loaded, err = ctx.LoadModuleByID("http.tiered_limit.stores.memory", nil)
 	}
 	if err != nil {
-		return fmt.Errorf("store: %w", err)
+		return nil, fmt.Errorf("store: %w", err)
 	}
 	store, ok := loaded.(Store)
 	if !ok {
-		return fmt.Errorf("store: module %T is not a store", loaded)
+		return nil, fmt.Errorf("store: module %T is not a store", loaded)
 	}
+	return store, nil
+}
+
+// openStore opens the counters of the stack.
+func (h *Handler) openStore(store Store, at location) error {
 	spec := StackSpec{Name: at.stack, Named: h.Name != ""}
 	for _, t := range h.tiers {
 		spec.Tiers = append(spec.Tiers, t.spec)
 	}
-	h.counters, err = store.Open(spec)
-	if err != nil {
+	var err error
+	if h.counters, err = store.Open(spec); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
 	return nil
