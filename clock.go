@@ -14,8 +14,10 @@ import (
 // the least number of whole windows that keeps it from going back. So a window is never reopened or cut short by a
 // step back, never lasts longer than its length, and the windows after it are again those of the wall clock.
 //
-// A reading far ahead of the latest that lies within the last second before a step back was taken before that step,
-// by a caller that was slow to use it; it counts as the latest too.
+// Readings can come out of order, since a caller may be slow to use the one it took. So a reading that leads back to
+// within a second of where the clock was set back does not jump there. If no more time has gone by there than here, it
+// was taken before the step, and counts as the latest. Else the step was none, but one reading that came late, and it
+// is undone.
 type clock struct {
 	line atomic.Pointer[timeline]
 	mu   sync.Mutex // held to replace line
@@ -26,9 +28,13 @@ type clock struct {
 type timeline struct {
 	latest atomic.Int64
 
-	settle    int64 // the wall clock's time at which the first bridge ends
-	abandoned int64 // the latest of the timeline before the last step back
-	lanes     []lane
+	settle int64 // the wall clock's time at which the first bridge ends
+	lanes  []lane
+
+	// Of the last step back: where from, where to, and the lanes before it.
+	left    int64
+	entered int64
+	before  []lane
 }
 
 // lane is the time that windows of one length go by: the wall clock's plus shift. A lane with an until is bridging a
@@ -49,7 +55,7 @@ const (
 
 func newClock() *clock {
 	c := &clock{}
-	line := &timeline{settle: never, abandoned: distant}
+	line := &timeline{settle: never, left: distant}
 	line.latest.Store(distant)
 	c.line.Store(line)
 	return c
@@ -84,8 +90,13 @@ func (c *clock) jump(now int64) (int64, *timeline) {
 		line = line.back(latest, now)
 		c.line.Store(line)
 		return now, line
-	case now-latest > slack && now <= line.abandoned && now > line.abandoned-slack:
-		return latest, line
+	case now-latest > slack && now > line.left-slack && now <= line.left+slack:
+		if now-line.left < latest-line.entered {
+			return latest, line
+		}
+		line = line.undone(latest, now)
+		c.line.Store(line)
+		return now, line
 	case now >= line.settle:
 		line = line.settled(now)
 		c.line.Store(line)
@@ -130,7 +141,8 @@ func (l *timeline) advance(now int64) {
 // back is the timeline that follows when the wall clock is set back from latest to now.
 func (l *timeline) back(latest, now int64) *timeline {
 	next := l.copy(now)
-	next.abandoned = latest
+	next.left, next.entered, next.before = latest, now, l.lanes
+	next.settle = never
 	for i := range next.lanes {
 		n := &next.lanes[i]
 		reached := latest + n.shift
@@ -143,29 +155,45 @@ func (l *timeline) back(latest, now int64) *timeline {
 	return next
 }
 
+// undone is the timeline as if the clock had not been set back, in all lanes where that does not take time back. The
+// latest is that of l.
+func (l *timeline) undone(latest, now int64) *timeline {
+	next := l.copy(now)
+	for i, before := range l.before {
+		if before = before.settled(now); now+before.shift >= latest+l.lanes[i].shift {
+			next.lanes[i] = before
+		}
+	}
+	next.left, next.before = distant, nil
+	return next.settled(now)
+}
+
 // settled is the timeline in which the bridges that are crossed at now have ended.
 func (l *timeline) settled(now int64) *timeline {
 	next := l.copy(now)
 	next.settle = never
-	for i := range next.lanes {
-		n := &next.lanes[i]
-		switch {
-		case n.until == never:
-		case now+n.shift >= n.until:
-			n.shift = 0
-			if missing := n.until - now; missing > 0 {
-				n.shift = (missing + n.length - 1) / n.length * n.length
-			}
-			n.until = never
-		default:
-			next.settle = min(next.settle, n.until-n.shift)
+	for i, n := range next.lanes {
+		next.lanes[i] = n.settled(now)
+		if until := next.lanes[i].until; until != never {
+			next.settle = min(next.settle, until-n.shift)
 		}
 	}
 	return next
 }
 
+// settled is the lane at the wall clock's now: if a bridge is crossed, time moves on by the least number of windows
+// that takes it past.
+func (n lane) settled(now int64) lane {
+	if n.until == never || now+n.shift < n.until {
+		return n
+	}
+	missing := max(0, n.until-now)
+	return lane{length: n.length, shift: (missing + n.length - 1) / n.length * n.length, until: never}
+}
+
 func (l *timeline) copy(latest int64) *timeline {
-	next := &timeline{settle: l.settle, abandoned: l.abandoned, lanes: append([]lane(nil), l.lanes...)}
+	next := &timeline{settle: l.settle, left: l.left, entered: l.entered, before: l.before}
+	next.lanes = append(next.lanes, l.lanes...)
 	next.latest.Store(latest)
 	return next
 }

@@ -12,6 +12,7 @@ type probe struct {
 	shard   *shard
 	cell    *cell   // nil if the identity has no counter
 	stripe  *stripe // not nil if it has none, and there is no room for one
+	end     int64   // of the window that is counted
 	hash    uint64
 	group   uint32
 	used    uint32
@@ -46,18 +47,15 @@ func (m *memoryCounters) decideWith(p []probe, now time.Time, claims []Claim, in
 	} else if len(into) < n {
 		return Decision{RefusedBy: -1}, fmt.Errorf("%d limits are claimed, with room for the states of %d", n, len(into))
 	}
-	wall, line := m.stack.clock.read(now.UnixMilli())
-	refusedBy := -1
-	for {
-		m.lock(p, line, wall)
-		refusedBy = m.judge(p, claims)
-		if !charge || m.charge(p, claims, refusedBy) {
-			break
-		}
+	wall, line := m.hold(p, now.UnixMilli())
+	refusedBy := m.judge(p, claims)
+	for charge && !m.charge(p, claims, refusedBy) {
 		m.unlock(p)
+		wall, line = m.hold(p, now.UnixMilli())
+		refusedBy = m.judge(p, claims)
 	}
-	m.report(p, claims, into, refusedBy, line, wall)
 	m.unlock(p)
+	m.report(p, claims, into, refusedBy, line, wall)
 	return Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
 }
 
@@ -67,8 +65,7 @@ func (m *memoryCounters) Reset(_ context.Context, now time.Time, claims []Claim)
 	if _, err := m.claim(p, claims); err != nil {
 		return err
 	}
-	wall, line := m.stack.clock.read(now.UnixMilli())
-	m.lock(p, line, wall)
+	m.hold(p, now.UnixMilli())
 	for i := range p {
 		if p[i].cell != nil {
 			p[i].cell.count = 0
@@ -105,8 +102,25 @@ func (m *memoryCounters) claim(p []probe, claims []Claim) (int, error) {
 	return limits, nil
 }
 
-// lock finds the counters of all claimed limits and holds them, in the order that all handles keep to.
-func (m *memoryCounters) lock(p []probe, line *timeline, wall int64) {
+// patience is how often a decision looks again for the time. There is an end to it only for the case that a caller got
+// ahead of the clock while that was set back.
+const patience = 100
+
+// hold locks the counters of all claimed limits, and returns the time. If somebody else has begun a later window
+// meanwhile, it is later than that.
+func (m *memoryCounters) hold(p []probe, now int64) (int64, *timeline) {
+	for attempt := 0; ; attempt++ {
+		wall, line := m.stack.clock.read(now)
+		if m.lock(p, line, wall, attempt < patience) {
+			return wall, line
+		}
+		m.unlock(p)
+	}
+}
+
+// lock finds the counters of all claimed limits and locks them, in the order that all handles keep to. If it is to be
+// punctual, it stops at a counter whose window has yet to begin, and returns false.
+func (m *memoryCounters) lock(p []probe, line *timeline, wall int64, punctual bool) bool {
 	for _, k := range m.order {
 		q := &p[k]
 		if !q.claimed {
@@ -115,29 +129,35 @@ func (m *memoryCounters) lock(p []probe, line *timeline, wall int64) {
 		l := &m.limits[k]
 		s := &l.table.shards[q.hash&l.table.mask]
 		s.mu.Lock()
-		if now := wall + line.lanes[l.lane].shift; now >= s.end {
-			s.turn(now, l.table.length)
-		}
 		q.shard = s
+		now := wall + line.lanes[l.lane].shift
+		if now >= s.end {
+			s.turn(now, l.table.length)
+		} else if punctual && s.end-now > l.table.length {
+			return false
+		}
+		q.end = s.end
 		if q.cell = s.find(q.hash); q.cell != nil {
 			q.used = q.cell.count
-		} else if q.used = 0; l.table.full(s.end, l.most) {
-			q.stripe = l.table.groups().lock(q.group, s.end)
+		} else if q.used = 0; l.table.full(q.end, l.most) {
+			q.stripe = l.table.groups().lock(q.group, q.end)
 			q.used = *q.stripe.count(q.group)
 		}
 	}
+	return true
 }
 
-// unlock lets go of all that lock holds.
+// unlock lets go of all that lock holds, first of what most callers wait for.
 func (m *memoryCounters) unlock(p []probe) {
-	for k := range p {
-		if p[k].stripe != nil {
-			p[k].stripe.mu.Unlock()
-			p[k].stripe = nil
+	for i := len(m.order) - 1; i >= 0; i-- {
+		q := &p[m.order[i]]
+		if q.stripe != nil {
+			q.stripe.mu.Unlock()
+			q.stripe = nil
 		}
-		if p[k].shard != nil {
-			p[k].shard.mu.Unlock()
-			p[k].shard = nil
+		if q.shard != nil {
+			q.shard.mu.Unlock()
+			q.shard = nil
 		}
 	}
 }
@@ -201,7 +221,7 @@ func (m *memoryCounters) reserve(p []probe, claims []Claim, refusedBy int) bool 
 			if q.cell != nil || q.stripe != nil || !m.charges(p, claims, i, refusedBy) {
 				continue
 			}
-			if q.paid = m.limits[k].table.reserve(q.shard.end, m.limits[k].most); !q.paid {
+			if q.paid = m.limits[k].table.reserve(q.end, m.limits[k].most); !q.paid {
 				m.cancel(p)
 				return false
 			}
@@ -214,7 +234,7 @@ func (m *memoryCounters) reserve(p []probe, claims []Claim, refusedBy int) bool 
 func (m *memoryCounters) cancel(p []probe) {
 	for k := range p {
 		if p[k].paid {
-			m.limits[k].table.cancel(p[k].shard.end)
+			m.limits[k].table.cancel(p[k].end)
 			p[k].paid = false
 		}
 	}
@@ -228,7 +248,7 @@ func (m *memoryCounters) report(p []probe, claims []Claim, into []State, refused
 		asked := (refusedBy < 0 || i <= refusedBy) && !p[t.first].allowed
 		for k := t.first; k < t.last; k++ {
 			l := &m.limits[k]
-			left := p[k].shard.end - wall - line.lanes[l.lane].shift
+			left := p[k].end - wall - line.lanes[l.lane].shift
 			into[n] = State{
 				Used:     int64(p[k].used),
 				Left:     time.Duration(min(left, l.table.length)) * time.Millisecond,

@@ -64,7 +64,7 @@ const (
 
 // stormSpec is what a storm is limited by.
 func stormSpec() StackSpec {
-	return stackOf(oneTier("user", stormLimit, 7*day), oneTier("global", 1<<30, 7*day))
+	return stackOf(plainTier("user", stormLimit, 7*day), plainTier("global", 1<<30, 7*day))
 }
 
 func newStorm(t testing.TB, counters ...Counters) *storm {
@@ -378,7 +378,7 @@ func TestRedisScriptFlush(t *testing.T) {
 func TestRedisLostReplyIsChargedAtMostOnce(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
-	c := replica(t, stackOf(oneTier("ip", 100, 7*day)), faulty(proxy.Addr()))
+	c := replica(t, stackOf(plainTier("ip", 100, 7*day)), faulty(proxy.Addr()))
 	take(t, c, "a")
 	proxy.Mute(true)
 	_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]State, 1))
@@ -399,7 +399,7 @@ func TestRedisLostReplyIsChargedAtMostOnce(t *testing.T) {
 
 func TestRedisOnErrorAllow(t *testing.T) {
 	server := redistest.Start(t)
-	c, log := observed(t, stackOf(oneTier("ip", 2, 7*day)), and(faulty(server.Addr()), "on_error", "allow"))
+	c, log := observed(t, stackOf(plainTier("ip", 2, 7*day)), and(faulty(server.Addr()), "on_error", "allow"))
 	for range 3 {
 		take(t, c, "a")
 	}
@@ -419,9 +419,9 @@ func TestRedisOnErrorAllow(t *testing.T) {
 
 func TestRedisOnErrorLocal(t *testing.T) {
 	server := redistest.Start(t)
-	checked := oneTier("ip", 5, 7*day)
+	checked := plainTier("ip", 5, 7*day)
 	checked.Charge = ChargeChecked
-	c, log := observed(t, stackOf(checked, oneTier("user", 3, 7*day)), and(faulty(server.Addr()), "on_error", "local"))
+	c, log := observed(t, stackOf(checked, plainTier("user", 3, 7*day)), and(faulty(server.Addr()), "on_error", "local"))
 	for range 2 {
 		take(t, c, "a", "u")
 	}
@@ -448,9 +448,9 @@ func TestRedisOnErrorLocal(t *testing.T) {
 // it refused, and no more.
 func TestRedisLocalFollowsRefusals(t *testing.T) {
 	server := redistest.Start(t)
-	checked := oneTier("ip", 9, 7*day)
+	checked := plainTier("ip", 9, 7*day)
 	checked.Charge = ChargeChecked
-	spec := stackOf(checked, oneTier("net", 9, 7*day), oneTier("user", 1, 7*day))
+	spec := stackOf(checked, plainTier("net", 9, 7*day), plainTier("user", 1, 7*day))
 	c := replica(t, spec, and(faulty(server.Addr()), "on_error", "local"))
 	for range 4 {
 		take(t, c, "a", "n", "u")

@@ -25,7 +25,7 @@ func named(spec StackSpec, name string) StackSpec {
 func TestRedisClusterDecidesInOneSlot(t *testing.T) {
 	nodes := redistest.Cluster(t, 3)
 	settings := map[string]any{"address": redistest.Addrs(nodes)[:1], "mode": "cluster", "timeout": "5s"}
-	three := stackOf(oneTier("ip", 5, day), oneTier("user", 5, day), oneTier("global", 3, day))
+	three := stackOf(plainTier("ip", 5, day), plainTier("user", 5, day), plainTier("global", 3, day))
 	for i := range 20 {
 		spec := named(three, fmt.Sprint("stack", i))
 		a, b := replica(t, spec, settings), replica(t, spec, settings)
@@ -145,7 +145,7 @@ func TestRedisPasswordAndDatabase(t *testing.T) {
 		"user":        and(and(and(on(server), "password", "s3cret pass"), "username", "default"), "db", 2),
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := replica(t, named(stackOf(oneTier("ip", 1, day)), name), settings)
+			c := replica(t, named(stackOf(plainTier("ip", 1, day)), name), settings)
 			by, _ := take(t, c, "a")
 			assert.Equal(t, -1, by)
 			by, _ = take(t, c, "a")
@@ -160,7 +160,7 @@ func TestRedisLimitedUser(t *testing.T) {
 	server := redistest.Start(t)
 	server.Do("ACL", "SETUSER", "limiter", "on", ">pass", "~tieredlimit:*", "resetchannels", "-@all",
 		"+eval", "+evalsha", "+time", "+mget", "+set", "+pttl", "+pexpire", "+del")
-	c := replica(t, stackOf(oneTier("ip", 1, day)), and(and(on(server), "password", "pass"), "username", "limiter"))
+	c := replica(t, stackOf(plainTier("ip", 1, day)), and(and(on(server), "password", "pass"), "username", "limiter"))
 	by, _ := take(t, c, "a")
 	assert.Equal(t, -1, by, "these rights are enough")
 	require.NoError(t, c.Reset(context.Background(), time.Time{}, claimsOf("a")))
@@ -172,7 +172,7 @@ func TestRedisUnixSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "redis.sock")
 	server := redistest.Start(t, "--unixsocket", socket)
 	for _, address := range []string{"unix/" + socket, "unix://" + socket} {
-		c := replica(t, stackOf(oneTier("ip", 9, day)), and(on(server), "address", []string{address}))
+		c := replica(t, stackOf(plainTier("ip", 9, day)), and(on(server), "address", []string{address}))
 		by, _ := take(t, c, "a")
 		assert.Equal(t, -1, by)
 	}
@@ -208,7 +208,7 @@ func TestRedisTLS(t *testing.T) {
 			if test.tls != nil {
 				settings["tls"] = test.tls
 			}
-			c, log := observed(t, stackOf(oneTier("ip", 1<<20, day)), settings)
+			c, log := observed(t, stackOf(plainTier("ip", 1<<20, day)), settings)
 			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]State, 1))
 			if test.want == "" {
 				assert.NoError(t, err)
@@ -240,7 +240,7 @@ func TestRedisSharesAndClosesConnections(t *testing.T) {
 	}
 	require.True(t, redistest.Await(func() bool { return clients() == 0 }))
 	open := func(name string, settings map[string]any) Counters {
-		c, err := newRedisStore(t, settings).Open(named(stackOf(oneTier("ip", 1<<20, day)), name))
+		c, err := newRedisStore(t, settings).Open(named(stackOf(plainTier("ip", 1<<20, day)), name))
 		require.NoError(t, err)
 		return c
 	}

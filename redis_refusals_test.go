@@ -51,7 +51,7 @@ func primed(t testing.TB) *redistest.Server {
 
 func TestRedisRefusesAgainFromMemory(t *testing.T) {
 	server := primed(t)
-	c := replica(t, stackOf(oneTier("ip", 9, day), oneTier("user", 2, day)), on(server))
+	c := replica(t, stackOf(plainTier("ip", 9, day), plainTier("user", 2, day)), on(server))
 	for range 3 {
 		take(t, c, "a", "u")
 	}
@@ -88,15 +88,15 @@ func TestRedisRefusesAgainFromMemory(t *testing.T) {
 
 func TestRedisRemembersOnlyWhatCostsNothing(t *testing.T) {
 	server := primed(t)
-	checked := oneTier("ip", 9, day)
+	checked := plainTier("ip", 9, day)
 	checked.Charge = ChargeChecked
-	dry := oneTier("ip", 1, day)
+	dry := plainTier("ip", 1, day)
 	dry.DryRun = true
 	calmDry := dry
 	calmDry.Limits = []Limit{{Count: 9, Window: day}}
 	checkedDry := calmDry
 	checkedDry.Charge = ChargeChecked
-	user := oneTier("user", 2, day)
+	user := plainTier("user", 2, day)
 	checkedUser := user
 	checkedUser.Charge = ChargeChecked
 	for name, test := range map[string]struct {
@@ -108,8 +108,8 @@ func TestRedisRemembersOnlyWhatCostsNothing(t *testing.T) {
 		"a dry checked tier in front is charged each time": {[]TierSpec{checkedDry, user}, 5, 5},
 		"a dry tier that would refuse is counted":          {[]TierSpec{dry, user}, 5, 1},
 		"a dry tier that would not refuse":                 {[]TierSpec{calmDry, user}, 3, 2},
-		"a served tier in front":                           {[]TierSpec{oneTier("ip", 9, day), user}, 3, 2},
-		"the refusing tier itself is checked":              {[]TierSpec{oneTier("ip", 9, day), checkedUser}, 3, 2},
+		"a served tier in front":                           {[]TierSpec{plainTier("ip", 9, day), user}, 3, 2},
+		"the refusing tier itself is checked":              {[]TierSpec{plainTier("ip", 9, day), checkedUser}, 3, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server.Do("FLUSHALL")
@@ -128,7 +128,7 @@ func TestRedisRemembersOnlyWhatCostsNothing(t *testing.T) {
 
 func TestRedisRememberedTierIsNamedThoughAnEarlierOneFills(t *testing.T) {
 	server := primed(t)
-	spec := stackOf(oneTier("ip", 3, day), oneTier("user", 2, day))
+	spec := stackOf(plainTier("ip", 3, day), plainTier("user", 2, day))
 	a, b := replica(t, spec, on(server)), replica(t, spec, on(server))
 	for range 3 {
 		take(t, a, "a", "u")
@@ -144,7 +144,7 @@ func TestRedisHigherLimitTakesEffectAtOnce(t *testing.T) {
 	server := primed(t)
 	store := newRedisStore(t, on(server))
 	open := func(count int64) Counters {
-		c, err := store.Open(stackOf(oneTier("ip", count, day)))
+		c, err := store.Open(stackOf(plainTier("ip", count, day)))
 		require.NoError(t, err)
 		t.Cleanup(func() { assert.NoError(t, c.Close()) })
 		return c
@@ -167,7 +167,7 @@ func TestRedisHigherLimitTakesEffectAtOnce(t *testing.T) {
 
 func TestRedisResetReachesEveryInstance(t *testing.T) {
 	server := primed(t)
-	spec := stackOf(oneTier("ip", 2, day))
+	spec := stackOf(plainTier("ip", 2, day))
 	a, b, idle := replica(t, spec, on(server)), replica(t, spec, on(server)), replica(t, spec, on(server))
 	for _, c := range []*redisCounters{a, b, idle} {
 		for range 3 {
@@ -197,7 +197,7 @@ func TestRedisResetReachesEveryInstance(t *testing.T) {
 
 func TestRedisResetOnlyForgetsWhatIsClaimed(t *testing.T) {
 	server := primed(t)
-	c := replica(t, stackOf(oneTier("ip", 9, day), oneTier("user", 9, day)), on(server))
+	c := replica(t, stackOf(plainTier("ip", 9, day), plainTier("user", 9, day)), on(server))
 	take(t, c, "a", "u")
 	take(t, c, "b", "u")
 	require.NoError(t, c.Reset(context.Background(), time.Time{}, claimsOf("a")))
@@ -209,7 +209,7 @@ func TestRedisResetOnlyForgetsWhatIsClaimed(t *testing.T) {
 
 func TestRedisGenerationsDiffer(t *testing.T) {
 	server := primed(t)
-	c := replica(t, stackOf(oneTier("ip", 9, day)), on(server))
+	c := replica(t, stackOf(plainTier("ip", 9, day)), on(server))
 	seen := make(map[int64]bool)
 	for range 100 {
 		require.NoError(t, c.Reset(context.Background(), time.Time{}, claimsOf("a")))
@@ -295,7 +295,7 @@ func TestRedisRefusalsAreBounded(t *testing.T) {
 
 func TestRedisWindowTurnsForTheRefused(t *testing.T) {
 	server := primed(t)
-	c := replica(t, stackOf(oneTier("ip", 2, 200*time.Millisecond)), on(server))
+	c := replica(t, stackOf(plainTier("ip", 2, 200*time.Millisecond)), on(server))
 	windows := make(map[int64]int)
 	for len(windows) < 6 {
 		into := make([]State, 1)

@@ -70,8 +70,8 @@ func and(settings map[string]any, name string, value any) map[string]any {
 
 const day = 24 * time.Hour
 
-// tier is a live tier that is charged when served, with one limit.
-func oneTier(name string, count int64, window time.Duration) TierSpec {
+// plainTier is a live tier that is charged when served, with one limit.
+func plainTier(name string, count int64, window time.Duration) TierSpec {
 	return TierSpec{Name: name, Limits: []Limit{{Count: count, Window: window}}}
 }
 
@@ -117,28 +117,28 @@ func TestRedisTakeDecidesByMode(t *testing.T) {
 		used    []int64 // of each limit, after all hits
 	}{
 		{
-			name: "served", tiers: []TierSpec{oneTier("ip", 9, day), oneTier("user", 2, day)}, hits: 4,
+			name: "served", tiers: []TierSpec{plainTier("ip", 9, day), plainTier("user", 2, day)}, hits: 4,
 			refused: []int{-1, -1, 1, 1}, used: []int64{2, 2},
 		},
 		{
-			name: "checked in front", tiers: []TierSpec{checked(oneTier("ip", 9, day)), oneTier("user", 2, day)}, hits: 4,
+			name: "checked in front", tiers: []TierSpec{checked(plainTier("ip", 9, day)), plainTier("user", 2, day)}, hits: 4,
 			refused: []int{-1, -1, 1, 1}, used: []int64{4, 2},
 		},
 		{
-			name: "checked behind", tiers: []TierSpec{oneTier("ip", 2, day), checked(oneTier("user", 9, day))}, hits: 4,
+			name: "checked behind", tiers: []TierSpec{plainTier("ip", 2, day), checked(plainTier("user", 9, day))}, hits: 4,
 			refused: []int{-1, -1, 0, 0}, used: []int64{2, 2},
 		},
 		{
-			name: "dry in front", tiers: []TierSpec{dry(oneTier("ip", 1, day)), oneTier("user", 2, day)}, hits: 4,
+			name: "dry in front", tiers: []TierSpec{dry(plainTier("ip", 1, day)), plainTier("user", 2, day)}, hits: 4,
 			refused: []int{-1, -1, 1, 1}, used: []int64{1, 2},
 		},
 		{
-			name: "dry and checked", tiers: []TierSpec{dry(checked(oneTier("ip", 3, day))), oneTier("user", 2, day)},
+			name: "dry and checked", tiers: []TierSpec{dry(checked(plainTier("ip", 3, day))), plainTier("user", 2, day)},
 			hits: 5, refused: []int{-1, -1, 1, 1, 1}, used: []int64{3, 2},
 		},
 		{
 			name:  "several limits",
-			tiers: []TierSpec{{Name: "ip", Limits: []Limit{{2, day}, {5, 2 * day}}}, oneTier("user", 9, day)}, hits: 3,
+			tiers: []TierSpec{{Name: "ip", Limits: []Limit{{2, day}, {5, 2 * day}}}, plainTier("user", 9, day)}, hits: 3,
 			refused: []int{-1, -1, 0}, used: []int64{2, 2, 2},
 		},
 	} {
@@ -163,7 +163,7 @@ func TestRedisTakeDecidesByMode(t *testing.T) {
 
 func TestRedisExactUnderConcurrency(t *testing.T) {
 	server := redistest.Start(t)
-	spec := stackOf(oneTier("ip", 1000, day), oneTier("global", 100, day))
+	spec := stackOf(plainTier("ip", 1000, day), plainTier("global", 100, day))
 	a, b := replica(t, spec, on(server)), replica(t, spec, on(server))
 	var served atomic.Int64
 	var wait sync.WaitGroup
@@ -184,7 +184,7 @@ func TestRedisExactUnderConcurrency(t *testing.T) {
 
 func TestRedisTwoInstancesShareOneLimit(t *testing.T) {
 	server := redistest.Start(t)
-	spec := stackOf(oneTier("ip", 10, day))
+	spec := stackOf(plainTier("ip", 10, day))
 	a, b := replica(t, spec, on(server)), replica(t, spec, on(server))
 	served := 0
 	for i := range 40 {
@@ -199,7 +199,7 @@ func TestRedisIgnoresTheClocksOfInstances(t *testing.T) {
 	server := redistest.Start(t)
 	for name, skew := range map[string]time.Duration{"5s": 5 * time.Second, "2min": 2 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
-			spec := stackOf(oneTier("ip", 10, day))
+			spec := stackOf(plainTier("ip", 10, day))
 			spec.Name = "skew" + name
 			a, b := replica(t, spec, on(server)), replica(t, spec, on(server))
 			served := 0
@@ -246,7 +246,7 @@ func TestRedisKeysAreAsDocumented(t *testing.T) {
 func TestRedisSecretKeysFingerprints(t *testing.T) {
 	server := redistest.Start(t)
 	open := func(secret string) *redisCounters {
-		return replica(t, stackOf(oneTier("ip", 5, day)), and(on(server), "key_secret", secret))
+		return replica(t, stackOf(plainTier("ip", 5, day)), and(on(server), "key_secret", secret))
 	}
 	take(t, open("one"), "203.0.113.7")
 	take(t, open("one"), "203.0.113.7")
@@ -260,7 +260,7 @@ func TestRedisSecretKeysFingerprints(t *testing.T) {
 
 func TestRedisIdentitiesAreDistinctAndBounded(t *testing.T) {
 	server := redistest.Start(t)
-	c := replica(t, stackOf(oneTier("user", 1, day)), on(server))
+	c := replica(t, stackOf(plainTier("user", 1, day)), on(server))
 	identities := []string{
 		"a:b\x00c", "a\x00b:c", "}{", "{x}", "line\nfeed", "", " ", "\x00", strings.Repeat("m", 1<<20),
 		strings.Repeat("m", 1<<20) + "n", "\xff\xfe",
@@ -282,9 +282,9 @@ func TestRedisIdentitiesAreDistinctAndBounded(t *testing.T) {
 
 func TestRedisEveryKeyHasALife(t *testing.T) {
 	server := redistest.Start(t)
-	checked := oneTier("ip", 9, time.Hour)
+	checked := plainTier("ip", 9, time.Hour)
 	checked.Charge = ChargeChecked
-	c := replica(t, stackOf(checked, oneTier("user", 2, time.Minute)), on(server))
+	c := replica(t, stackOf(checked, plainTier("user", 2, time.Minute)), on(server))
 	lives := func() {
 		t.Helper()
 		keys := server.Keys("*")
@@ -308,7 +308,7 @@ func TestRedisEveryKeyHasALife(t *testing.T) {
 
 func TestRedisBridgesAClockThatWasSetBack(t *testing.T) {
 	server := redistest.Start(t)
-	c := replica(t, stackOf(oneTier("ip", 2, time.Minute)), on(server))
+	c := replica(t, stackOf(plainTier("ip", 2, time.Minute)), on(server))
 	c.refusals = nil
 	take(t, c, "a")
 	take(t, c, "a")
@@ -333,7 +333,7 @@ func TestRedisBridgesAClockThatWasSetBack(t *testing.T) {
 
 func TestRedisForeignValuesCountAsNone(t *testing.T) {
 	server := redistest.Start(t)
-	c := replica(t, stackOf(oneTier("ip", 2, day)), on(server))
+	c := replica(t, stackOf(plainTier("ip", 2, day)), on(server))
 	take(t, c, "a")
 	key := server.Keys("*")[0]
 	for _, plant := range [][]string{

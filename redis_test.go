@@ -264,7 +264,7 @@ func TestRedisURLTurnsOnTLS(t *testing.T) {
 func TestRedisNeedsANamedStack(t *testing.T) {
 	store, err := provisionRedis(t, new(Redis))
 	require.NoError(t, err)
-	_, err = store.Open(StackSpec{Name: ".0123", Tiers: []TierSpec{oneTier("ip", 1, day)}})
+	_, err = store.Open(StackSpec{Name: ".0123", Tiers: []TierSpec{plainTier("ip", 1, day)}})
 	assert.ErrorContains(t, err, "the stack needs a name")
 }
 
@@ -334,7 +334,7 @@ func TestRedisValidationDoesNotDial(t *testing.T) {
 	} {
 		store, err := provisionRedis(t, r)
 		require.NoError(t, err)
-		c, err := store.Open(stackOf(oneTier("ip", 1, day)))
+		c, err := store.Open(stackOf(plainTier("ip", 1, day)))
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
 	}

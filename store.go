@@ -143,7 +143,8 @@ type Counters interface {
 	// Reset forgets what the claims' counters have counted in the current window. The Group is not touched.
 	Reset(ctx context.Context, now time.Time, claims []Claim) error
 
-	// Close returns the handle. It is called once, when no call is under way.
+	// Close returns the handle. It is called once. Calls that are still under way, or come later from requests that
+	// outlasted a reload, must not panic; they may fail.
 	Close() error
 }
 

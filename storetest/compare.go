@@ -38,6 +38,7 @@ type episode struct {
 	store, model tieredlimit.Store
 	name         string
 	now          time.Time
+	back         time.Time // where the clock was once set back
 	lengths      []time.Duration
 	pairs        []*pair
 	trail        []step
@@ -201,8 +202,12 @@ func (e *episode) move() {
 	case kind < 17:
 		e.now = e.now.Add(-time.Duration(e.random.IntN(1002)) * time.Millisecond)
 	case kind < 18:
+		e.back = e.now
 		e.now = e.now.Add(-time.Duration(e.random.IntN(5000)) * time.Millisecond)
+	case kind < 19 && !e.back.IsZero():
+		e.now = e.back.Add(time.Duration(e.random.IntN(2010)-1005) * time.Millisecond)
 	default:
+		e.back = e.now
 		e.now = e.now.Add(-time.Duration(e.random.Int64N(int64(2*length) + int64(time.Second))))
 	}
 }

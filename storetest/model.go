@@ -30,11 +30,15 @@ type modelStack struct {
 	handles   int
 	started   bool
 	latest    int64 // the latest time that was read off the wall clock, since it was last set back
-	abandoned int64 // the latest time before it was last set back
-	setBack   bool
 	lanes     map[int64]*modelLane
 	tables    map[modelTable]*modelWindow
 	overflows int64
+
+	// Of the last step back: where from, where to, and the lanes before it.
+	setBack bool
+	left    int64
+	entered int64
+	before  map[int64]modelLane
 }
 
 // modelLane is the time that windows of one length go by: the wall clock's plus shift.
@@ -278,7 +282,10 @@ func (s *modelStack) read(now int64) int64 {
 		// A little behind: it counts as the latest.
 	case now <= s.latest:
 		// Set back: each window that has begun goes on until it has run its length.
+		s.setBack, s.left, s.entered = true, s.latest, now
+		s.before = make(map[int64]modelLane)
 		for length, lane := range s.lanes {
+			s.before[length] = *lane
 			reached := s.latest + lane.shift
 			if !lane.bridging {
 				lane.bridging = true
@@ -286,20 +293,40 @@ func (s *modelStack) read(now int64) int64 {
 			}
 			lane.shift = reached - now
 		}
-		s.abandoned, s.setBack, s.latest = s.latest, true, now
-	case now-s.latest > second && s.setBack && now <= s.abandoned && s.abandoned-now < second:
-		// Read just before the clock was set back: it counts as the latest.
-	default:
 		s.latest = now
-		for length, lane := range s.lanes {
-			if lane.bridging && now+lane.shift >= lane.until {
-				lane.bridging = false
-				windows := (lane.until - now + length - 1) / length
-				lane.shift = max(0, windows*length)
+	case now-s.latest > second && s.setBack && now > s.left-second && now <= s.left+second:
+		// Back to where the clock was set back. Either this was read before that, and counts as the latest, or the
+		// clock was not set back at all.
+		if now-s.left >= s.latest-s.entered {
+			for length, lane := range s.before {
+				lane.settle(now, length)
+				if now+lane.shift >= s.latest+s.lanes[length].shift {
+					*s.lanes[length] = lane
+				}
 			}
+			s.setBack = false
+			s.forward(now)
 		}
+	default:
+		s.forward(now)
 	}
 	return s.latest
+}
+
+// forward moves time forward.
+func (s *modelStack) forward(now int64) {
+	s.latest = now
+	for length, lane := range s.lanes {
+		lane.settle(now, length)
+	}
+}
+
+// settle ends a bridge that has been crossed: time moves on by the least number of windows that takes it past.
+func (l *modelLane) settle(now, length int64) {
+	if l.bridging && now+l.shift >= l.until {
+		windows := (l.until - now + length - 1) / length
+		l.bridging, l.shift = false, max(0, windows*length)
+	}
 }
 
 func tableOf(tier tieredlimit.TierSpec, limit tieredlimit.Limit) modelTable {

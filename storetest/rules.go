@@ -41,6 +41,8 @@ var rules = []rule{
 	{name: "T12 a dry tier is charged by its own mode", check: dryTierCharge},
 	{name: "T15 the clock set back an hour", moves: true, back: true, check: setBack},
 	{name: "T15 the clock a little behind", moves: true, back: true, check: littleBehind},
+	{name: "T15 a time read before the clock was set back", moves: true, back: true, check: readBefore},
+	{name: "T15 a time read long ago", moves: true, back: true, check: readLongAgo},
 	{name: "the clock far ahead", moves: true, check: farAhead},
 	{name: "S11 identities that look alike", check: alike},
 	{name: "peeking charges nothing", check: peeking},
@@ -271,6 +273,40 @@ func littleBehind(t *testing.T, r *rig) {
 		assert.Equal(t, time.Minute, a.states[0].Left)
 		assert.True(t, latest.Equal(a.now), "got %s, want %s", a.now, latest)
 	}
+}
+
+func readBefore(t *testing.T, r *rig) {
+	h := r.stack(r.tier("ip", 2, 1000, 1000))
+	r.now = start.Add(20 * time.Second)
+	read := r.now.Add(3 * time.Millisecond)
+	require.Equal(t, 2, h.served(2, "a"))
+	r.now = start.Add(-time.Hour)
+	require.Equal(t, "ip", h.take("a").refusedBy)
+	for range 5 {
+		r.now = read
+		require.Equal(t, "ip", h.take("a").refusedBy)
+		r.now = start.Add(-time.Hour)
+		require.Equal(t, "ip", h.take("a").refusedBy)
+	}
+	r.now = start.Add(-time.Hour + 39_997*time.Millisecond)
+	assert.Empty(t, h.take("a").refusedBy)
+}
+
+func readLongAgo(t *testing.T, r *rig) {
+	h := r.stack(r.tier("ip", 2, 1000, 1000))
+	read := start.Add(10 * time.Second)
+	r.now = start.Add(25 * time.Second)
+	require.Equal(t, 2, h.served(2, "a"))
+	r.now = read
+	require.Equal(t, "ip", h.take("a").refusedBy)
+	r.now = start.Add(25*time.Second + 5*time.Millisecond)
+	a := h.take("a")
+	require.Equal(t, "ip", a.refusedBy)
+	assert.Equal(t, 35*time.Second-5*time.Millisecond, a.states[0].Left)
+	r.now = start.Add(time.Minute - time.Millisecond)
+	assert.Equal(t, "ip", h.take("a").refusedBy, "freed early")
+	r.now = start.Add(time.Minute)
+	assert.Empty(t, h.take("a").refusedBy)
 }
 
 func farAhead(t *testing.T, r *rig) {

@@ -1,0 +1,178 @@
+package tieredlimit
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	caddy.RegisterModule(new(App))
+}
+
+// App holds what the handlers of one configuration share: which warnings have been given, how tiers of named stacks
+// are defined, and which stacks there are. Handlers create it; it needs no configuration.
+type App struct {
+	mu       sync.Mutex
+	warned   map[string]bool
+	ordinals map[string]int
+	stacks   map[string]*stackRun
+	servers  map[*caddyhttp.Server]*liveServer
+	defined  map[stackTier]*tierDefinition
+	handlers map[*Handler]bool
+}
+
+// stackTier names a tier of a stack.
+type stackTier struct{ stack, tier string }
+
+// stackRun is what the handlers of one stack share for the life of a configuration.
+type stackRun struct {
+	warned sync.Map // request-time warnings that were given, by kind
+	hops   hopCheck
+
+	forwardedSeen atomic.Bool // a forwarding header was reported although there are to be no hops
+
+	mu   sync.Mutex
+	logs map[string]*refusalLog
+}
+
+// liveServer counts the handlers that a request to a server may meet.
+type liveServer struct {
+	handlers atomic.Int32
+}
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "tiered_limit",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Provision makes the app ready for handlers.
+func (a *App) Provision(caddy.Context) error {
+	a.warned = make(map[string]bool)
+	a.ordinals = make(map[string]int)
+	a.stacks = make(map[string]*stackRun)
+	a.servers = make(map[*caddyhttp.Server]*liveServer)
+	a.defined = make(map[stackTier]*tierDefinition)
+	a.handlers = make(map[*Handler]bool)
+	return nil
+}
+
+// Start does nothing: stores connect at first use, since apps start in no particular order.
+func (*App) Start() error { return nil }
+
+// Stop does nothing: handlers return what they took when they are cleaned up.
+func (*App) Stop() error { return nil }
+
+// firstWarning tells whether a warning of this kind is the first in this configuration.
+func (a *App) firstWarning(kind string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.warned[kind] {
+		return false
+	}
+	a.warned[kind] = true
+	return true
+}
+
+// ordinal numbers the equal ones among the unnamed, from 1.
+func (a *App) ordinal(of string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ordinals[of]++
+	return a.ordinals[of]
+}
+
+// join returns what the handlers of a stack share.
+func (a *App) join(stack string) *stackRun {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	run := a.stacks[stack]
+	if run == nil {
+		run = &stackRun{logs: make(map[string]*refusalLog)}
+		a.stacks[stack] = run
+	}
+	return run
+}
+
+// arrive counts a handler of a server. One in a named route counts twice, since a request may meet it repeatedly.
+func (a *App) arrive(server *caddyhttp.Server, namedRoute bool) *liveServer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	live := a.servers[server]
+	if live == nil {
+		live = new(liveServer)
+		a.servers[server] = live
+	}
+	live.handlers.Add(1)
+	if namedRoute {
+		live.handlers.Add(1)
+	}
+	return live
+}
+
+// define records the tiers of a named stack and refuses one that differs from another handler's of the same name.
+func (a *App) define(h *Handler) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.handlers[h] = true
+	if h.Name == "" {
+		return nil
+	}
+	for _, t := range h.Tiers {
+		at := stackTier{h.Name, t.Name}
+		mine, first := t.definition(h), a.defined[at]
+		if first == nil {
+			a.defined[at] = mine
+			continue
+		}
+		if field := sameTier(first, mine); field != "" {
+			return fmt.Errorf("stack %q defines its tier %q twice, with a different %s; handlers that share a name share "+
+				"the counters, so the tier must be the same everywhere", h.Name, t.Name, field)
+		}
+	}
+	return nil
+}
+
+// leave forgets a handler.
+func (a *App) leave(h *Handler) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.handlers, h)
+}
+
+// logOf returns the refusal log of a tier.
+func (s *stackRun) logOf(tier string) *refusalLog {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.logs[tier]
+	if l == nil {
+		l = new(refusalLog)
+		s.logs[tier] = l
+	}
+	return l
+}
+
+// first tells whether a warning of this kind is the first of the stack at request time. Kinds come from the
+// configuration, never from a request.
+func (s *stackRun) first(kind string) bool {
+	if _, given := s.warned.Load(kind); given {
+		return false
+	}
+	_, given := s.warned.LoadOrStore(kind, true)
+	return !given
+}
+
+// Interface guards
+var (
+	_ caddy.App         = (*App)(nil)
+	_ caddy.Provisioner = (*App)(nil)
+)

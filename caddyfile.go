@@ -1,0 +1,428 @@
+package tieredlimit
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	httpcaddyfile.RegisterHandlerDirective("tiered_limit", parseDirective)
+	httpcaddyfile.RegisterDirectiveOrder("tiered_limit", httpcaddyfile.Before, "basic_auth")
+}
+
+// directiveParser reads one tiered_limit block.
+type directiveParser struct {
+	httpcaddyfile.Helper
+	handler *Handler
+	seen    map[string]bool // subdirectives of the block, and tiers by name
+}
+
+// parseDirective reads the tiered_limit directive:
+//
+//	tiered_limit [<matcher>] [<name>] {
+//		trusted_hops     [<count> [<header>]]
+//		ipv4_prefix      <bits>
+//		ipv6_prefix      <bits>
+//		tier <name> <count>/<window>...|off {
+//			key      <part>...
+//			match    @name | <matcher> <args...> | { <matchers> }
+//			charge   served|checked
+//			dry_run
+//		}
+//		charge           served|checked
+//		exempt           <path>...
+//		exempt_clients   <cidr>...
+//		preflight        exempt|count
+//		headers          x-ratelimit|draft-11... | none
+//		body             problem|graphql|text|none
+//		cors             <origin>... | * [{
+//			credentials
+//		}]
+//		jitter           <percent>
+//		log_keys
+//		dry_run
+//		store            <backend> [{ ... }]
+//	}
+func parseDirective(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	p := &directiveParser{Helper: helper, handler: new(Handler), seen: make(map[string]bool)}
+	p.Next() // the directive itself
+	if p.NextArg() {
+		p.handler.Name = p.Val()
+		if err := checkName("stack", p.handler.Name); err != nil {
+			return nil, p.WrapErr(err)
+		}
+		if p.NextArg() {
+			return nil, p.Errf("unexpected %q: tiered_limit takes one name", p.Val())
+		}
+	}
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		if err := p.parseSubdirective(); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.handler.check(); err != nil {
+		return nil, p.WrapErr(err)
+	}
+	return p.handler, nil
+}
+
+// parseSubdirective reads one line or block of the directive. The dispenser stands on its name.
+func (p *directiveParser) parseSubdirective() error {
+	word := p.Val()
+	parse, known := map[string]func() error{
+		"trusted_hops":   p.parseTrustedHops,
+		"ipv4_prefix":    func() error { return p.parseBits(&p.handler.IPv4Prefix, 32) },
+		"ipv6_prefix":    func() error { return p.parseBits(&p.handler.IPv6Prefix, 128) },
+		"tier":           p.parseTier,
+		"charge":         func() error { return p.parseWord(&p.handler.Charge, "served", "checked") },
+		"exempt":         p.parseExempt,
+		"exempt_clients": p.parseExemptClients,
+		"preflight":      func() error { return p.parseWord(&p.handler.Preflight, "exempt", "count") },
+		"headers":        p.parseHeaders,
+		"body":           func() error { return p.parseWord(&p.handler.Body, "problem", "graphql", "text", "none") },
+		"cors":           p.parseCORS,
+		"jitter":         p.parseJitter,
+		"log_keys":       func() error { return p.parseFlag(&p.handler.LogKeys) },
+		"dry_run":        func() error { return p.parseFlag(&p.handler.DryRun) },
+		"store":          p.parseStore,
+	}[word]
+	if !known {
+		return p.Errf("unknown subdirective %q of tiered_limit; expected trusted_hops, ipv4_prefix, ipv6_prefix, tier, charge, "+
+			"exempt, exempt_clients, preflight, headers, body, cors, jitter, log_keys, dry_run or store", word)
+	}
+	if word != "tier" {
+		if err := p.once(word); err != nil {
+			return err
+		}
+	}
+	return parse()
+}
+
+// once refuses a subdirective that the block has already.
+func (p *directiveParser) once(word string) error {
+	if p.seen[word] {
+		return p.Errf("%s is given twice", word)
+	}
+	p.seen[word] = true
+	return nil
+}
+
+// noBlock refuses a block where none belongs, even an empty one.
+func (p *directiveParser) noBlock(word string) error {
+	if !p.Next() {
+		return nil
+	}
+	if p.Val() == "{" && !p.Token().Quoted() {
+		return p.Errf("%s takes no block", word)
+	}
+	p.Prev()
+	return nil
+}
+
+// argument reads the only argument of a line.
+func (p *directiveParser) argument(what string) (string, error) {
+	word := p.Val()
+	if !p.NextArg() {
+		return "", p.Errf("%s takes %s", word, what)
+	}
+	arg := p.Val()
+	if p.NextArg() {
+		return "", p.Errf("unexpected %q: %s takes %s", p.Val(), word, what)
+	}
+	return arg, nil
+}
+
+// about says what an error is about, and where it is if the error does not say so.
+func (p *directiveParser) about(what string, err error) error {
+	err = fmt.Errorf("%s: %w", what, err)
+	if strings.Contains(err.Error(), ", at "+p.File()+":") {
+		return err
+	}
+	return p.WrapErr(err)
+}
+
+func (p *directiveParser) parseTrustedHops() error {
+	args := p.RemainingArgs()
+	if len(args) > 2 {
+		return p.Errf("unexpected %q: trusted_hops takes a count and a header", args[2])
+	}
+	if len(args) == 0 || args[0] == "" {
+		if len(args) == 2 {
+			return p.Errf("trusted_hops has a header %q but no count", args[1])
+		}
+		return p.noBlock("trusted_hops") // not stated
+	}
+	if !digitsOnly(args[0]) {
+		return p.Errf("trusted_hops %q is not a whole number from 0 to %d", args[0], maxHops)
+	}
+	n, err := strconv.Atoi(args[0])
+	if err != nil || n > maxHops {
+		return p.Errf("trusted_hops %q is not a whole number from 0 to %d", args[0], maxHops)
+	}
+	p.handler.TrustedHops = &n
+	if len(args) == 2 {
+		p.handler.ClientIPHeader = args[1]
+	}
+	if err := p.handler.checkClient(); err != nil {
+		return p.WrapErr(err)
+	}
+	return p.noBlock("trusted_hops")
+}
+
+func (p *directiveParser) parseBits(into **int, most int) error {
+	word := p.Val()
+	arg, err := p.argument("one number of bits")
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(arg)
+	if err != nil || !digitsOnly(arg) || n < 1 || n > most {
+		return p.Errf("%s %q is not a whole number from 1 to %d", word, arg, most)
+	}
+	*into = &n
+	return p.noBlock(word)
+}
+
+func (p *directiveParser) parseWord(into *string, allowed ...string) error {
+	word := p.Val()
+	arg, err := p.argument("one of " + strings.Join(allowed, ", "))
+	if err != nil {
+		return err
+	}
+	if err := oneOf(word, arg, allowed...); err != nil {
+		return p.WrapErr(err)
+	}
+	*into = arg
+	return p.noBlock(word)
+}
+
+func (p *directiveParser) parseFlag(into *bool) error {
+	word := p.Val()
+	if p.NextArg() {
+		return p.Errf("unexpected %q: %s takes no argument", p.Val(), word)
+	}
+	*into = true
+	return p.noBlock(word)
+}
+
+// parseList reads the arguments of a line that needs at least one, and checks each.
+func (p *directiveParser) parseList(check func(string) error) ([]string, error) {
+	word := p.Val()
+	var list []string
+	for p.NextArg() {
+		if err := check(p.Val()); err != nil {
+			return nil, p.WrapErr(err)
+		}
+		if slices.Contains(list, p.Val()) {
+			return nil, p.Errf("%s names %q twice", word, p.Val())
+		}
+		list = append(list, p.Val())
+	}
+	if len(list) == 0 {
+		return nil, p.Errf("%s needs at least one argument", word)
+	}
+	return list, nil
+}
+
+func (p *directiveParser) parseExempt() (err error) {
+	if p.handler.Exempt, err = p.parseList(checkExemptPath); err != nil {
+		return err
+	}
+	return p.noBlock("exempt")
+}
+
+func (p *directiveParser) parseExemptClients() (err error) {
+	p.handler.ExemptClients, err = p.parseList(func(s string) error {
+		if _, err := parsePrefix(s); err != nil {
+			return fmt.Errorf("exempt_clients: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.noBlock("exempt_clients")
+}
+
+func (p *directiveParser) parseHeaders() (err error) {
+	p.handler.Headers, err = p.parseList(func(s string) error { return checkHeaderSets([]string{s}) })
+	if err != nil {
+		return err
+	}
+	if err := checkHeaderSets(p.handler.Headers); err != nil {
+		return p.WrapErr(err)
+	}
+	return p.noBlock("headers")
+}
+
+func (p *directiveParser) parseCORS() (err error) {
+	cors := new(CORS)
+	cors.Origins, err = p.parseList(func(s string) error { return (&CORS{Origins: []string{s}}).check() })
+	if err != nil {
+		return err
+	}
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		if p.Val() != "credentials" {
+			return p.Errf("unknown word %q in cors; expected credentials", p.Val())
+		}
+		if cors.Credentials {
+			return p.Err("credentials is given twice")
+		}
+		if err := p.parseFlag(&cors.Credentials); err != nil {
+			return err
+		}
+	}
+	if err := cors.check(); err != nil {
+		return p.WrapErr(err)
+	}
+	p.handler.CORS = cors
+	return nil
+}
+
+func (p *directiveParser) parseJitter() error {
+	arg, err := p.argument("one percentage")
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(arg)
+	if err != nil || !digitsOnly(arg) || n > 100 {
+		return p.Errf("jitter %q is not a whole number of percent from 0 to 100", arg)
+	}
+	p.handler.Jitter = n
+	return p.noBlock("jitter")
+}
+
+// parseTier reads a tier's line and block.
+func (p *directiveParser) parseTier() error {
+	if !p.NextArg() {
+		return p.Err("tier needs a name and a limit, such as: tier ip 600/m")
+	}
+	t := &Tier{Name: p.Val(), Limits: []TierLimit{}}
+	if err := checkName("tier", t.Name); err != nil {
+		return p.WrapErr(err)
+	}
+	if err := p.once("tier " + t.Name); err != nil {
+		return err
+	}
+	args := 0
+	for ; p.NextArg(); args++ {
+		if p.Val() == "off" {
+			if args > 0 || p.NextArg() {
+				return p.Errf("tier %q: off cannot stand beside limits", t.Name)
+			}
+			continue
+		}
+		limit, err := parseLimit(p.Val())
+		if err != nil {
+			return p.Errf("tier %q: %w", t.Name, err)
+		}
+		t.Limits = append(t.Limits, limit)
+	}
+	if args == 0 {
+		return p.Errf("tier %q needs at least one limit, such as 600/m, or off", t.Name)
+	}
+	if err := t.checkLimits(); err != nil {
+		return p.WrapErr(err)
+	}
+	inTier := make(map[string]bool)
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		if err := p.parseTierLine(t, inTier); err != nil {
+			return err
+		}
+	}
+	if err := t.check(); err != nil {
+		return p.WrapErr(err)
+	}
+	p.handler.Tiers = append(p.handler.Tiers, t)
+	return nil
+}
+
+// parseTierLine reads one line of a tier's block.
+func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
+	word := p.Val()
+	if seen[word] && word != "key" {
+		return p.Errf("tier %q: %s is given twice", t.Name, word)
+	}
+	seen[word] = true
+	switch word {
+	case "key":
+		parts := p.RemainingArgs()
+		if len(parts) == 0 {
+			return p.Errf("tier %q: key needs at least one part", t.Name)
+		}
+		if slices.Contains(parts, "") {
+			return p.Errf("tier %q: key has an empty part; %w", t.Name, errEmptyVariable)
+		}
+		for _, part := range parts {
+			if _, err := parsePart(part); err != nil {
+				return p.Errf("tier %q: key part %q: %w", t.Name, part, err)
+			}
+		}
+		t.Keys = append(t.Keys, parts)
+		return p.noBlock("key")
+	case "match":
+		return p.parseMatch(t)
+	case "charge":
+		return p.parseWord(&t.Charge, "served", "checked")
+	case "dry_run":
+		return p.parseFlag(&t.DryRun)
+	}
+	return p.Errf("unknown word %q in tier %q; expected key, match, charge or dry_run", word, t.Name)
+}
+
+// parseMatch reads a named matcher, a path, a matcher on the line, or a block of matchers.
+func (p *directiveParser) parseMatch(t *Tier) error {
+	onLine := p.CountRemainingArgs() > 0
+	set, found, err := p.MatcherToken()
+	if err != nil {
+		return p.about(fmt.Sprintf("tier %q: match", t.Name), err)
+	}
+	if found {
+		if p.NextArg() {
+			return p.Errf("tier %q: match: unexpected %q", t.Name, p.Val())
+		}
+		if set == nil {
+			return p.noBlock("match") // * matches everything
+		}
+		t.MatcherSetsRaw = caddyhttp.RawMatcherSets{set}
+		return p.noBlock("match")
+	}
+	if onLine {
+		p.Prev() // back to match itself
+	}
+	set, err = caddyhttp.ParseCaddyfileNestedMatcherSet(p.Dispenser)
+	if err != nil {
+		return p.about(fmt.Sprintf("tier %q: match", t.Name), err)
+	}
+	if len(set) == 0 {
+		return p.Errf("tier %q: match needs a matcher", t.Name)
+	}
+	t.MatcherSetsRaw = caddyhttp.RawMatcherSets{set}
+	return nil
+}
+
+// parseStore reads the name of a store module and hands it the rest of the line and the block.
+func (p *directiveParser) parseStore() error {
+	if !p.NextArg() {
+		return p.Err("store needs a backend, such as memory")
+	}
+	name := p.Val()
+	id := "http.tiered_limit.stores." + name
+	module, err := caddyfile.UnmarshalModule(p.Dispenser, id)
+	if err != nil {
+		return p.about(fmt.Sprintf("store %q", name), err)
+	}
+	store, ok := module.(Store)
+	if !ok {
+		return p.Errf("store %q: module %T is not a store", name, module)
+	}
+	p.handler.StoreRaw = caddyconfig.JSONModuleObject(store, "backend", name, nil)
+	return nil
+}

@@ -1,0 +1,225 @@
+package tieredlimit
+
+import (
+	"cmp"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// errEarlyData answers a request whose source address is not yet proven.
+var errEarlyData = errors.New("TLS handshake not complete, so the client address cannot be verified")
+
+// judge decides a request at a time and serves or refuses it.
+func (rec *record) judge(w http.ResponseWriter, next caddyhttp.Handler, now time.Time) error {
+	h := rec.h
+	out, err := h.uncounted(rec)
+	if err != nil {
+		return rec.unjudged(w, next, err)
+	}
+	if out != outcomeServed {
+		return rec.pass(w, next, out)
+	}
+	out, err = rec.decide(now)
+	if err != nil {
+		if out == outcomeStoreError {
+			return h.undecided(w, rec, next, err)
+		}
+		return rec.unjudged(w, next, err)
+	}
+	h.meter.count(out)
+	rec.logOutcome(out, rec.refusedBy())
+	if out == outcomeRefused {
+		return h.refuse(w, rec)
+	}
+	if h.DryRun || rec.verdict.tier == nil || !h.answer.tellsWhenServed() {
+		return next.ServeHTTP(w, rec.r)
+	}
+	return rec.serveWithFields(w, next)
+}
+
+// unjudged answers a request that met an error before it could be judged: a matcher's, or that its source is not proven.
+// A dry stack serves it all the same.
+func (rec *record) unjudged(w http.ResponseWriter, next caddyhttp.Handler, err error) error {
+	var known caddyhttp.HandlerError
+	if errors.As(err, &known) && known.StatusCode == http.StatusTooEarly {
+		rec.h.meter.count(outcomeTooEarly)
+		rec.logOutcome(outcomeTooEarly, "")
+	}
+	if rec.h.DryRun {
+		return next.ServeHTTP(w, rec.r)
+	}
+	return err
+}
+
+// uncounted tells whether the request is one that the stack neither limits nor counts, and why.
+func (h *Handler) uncounted(rec *record) (outcome, error) {
+	if h.exempt.path(rec.r) {
+		return outcomeExempt, nil
+	}
+	if h.exempt.preflights && isPreflight(rec.r) {
+		return outcomePreflight, nil
+	}
+	if len(h.exempt.clients) == 0 {
+		return outcomeServed, nil
+	}
+	if earlyData(rec.r) {
+		return outcomeTooEarly, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
+	}
+	rec.resolve()
+	if rec.client.addr.IsValid() && anyContains(h.exempt.clients, rec.client.addr) {
+		return outcomeExempt, nil
+	}
+	return outcomeServed, nil
+}
+
+// pass serves a request that is not judged.
+func (rec *record) pass(w http.ResponseWriter, next caddyhttp.Handler, out outcome) error {
+	rec.h.meter.count(out)
+	rec.logOutcome(out, "")
+	return next.ServeHTTP(w, rec.r)
+}
+
+// decide makes the claims of the tiers that apply and puts them to the store.
+func (rec *record) decide(now time.Time) (outcome, error) {
+	h := rec.h
+	sc := scratchPool.Get().(*scratch)
+	defer sc.release()
+	if err := rec.claim(sc); err != nil {
+		return outcomeTooEarly, err
+	}
+	rec.verdict.now = now
+	if len(sc.claims) == 0 {
+		return outcomeServed, nil
+	}
+	decision, err := h.counters.Take(rec.r.Context(), now, sc.claims, sc.states)
+	if err != nil {
+		return outcomeStoreError, err
+	}
+	rec.verdict.now = decision.Now
+	return rec.read(sc, decision, now), nil
+}
+
+// claim collects one claim for each tier that concerns the request and can tell whom to count. A dry tier that cannot
+// be asked, since its matcher fails or the source is not proven, is left out.
+func (rec *record) claim(sc *scratch) error {
+	limits := 0
+	for _, t := range rec.h.tiers {
+		concerned, err := t.matches(rec.r)
+		if err != nil && !t.spec.DryRun {
+			return err
+		}
+		if err != nil || !concerned || rec.prev != nil && rec.wasJudged(t.name) {
+			continue
+		}
+		claim := Claim{Tier: t.index, Identity: t.fixed}
+		if t.fixed == nil {
+			if !rec.identify(sc, t, &claim) {
+				switch {
+				case !rec.unproven:
+					rec.h.noteSkipped(t)
+				case !t.spec.DryRun:
+					return caddyhttp.Error(http.StatusTooEarly, errEarlyData)
+				}
+				continue
+			}
+		}
+		rec.judged |= 1 << t.index
+		sc.claims = append(sc.claims, claim)
+		limits += len(t.spec.Limits)
+	}
+	for len(sc.states) < limits {
+		sc.states = append(sc.states, State{})
+	}
+	return nil
+}
+
+// identify fills in whom a tier counts the request for, by the first of its keys that is not empty. It reports false if
+// there is none, or if the key would go by an address that is not proven yet, which it notes in the record.
+func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
+	rec.unproven = false
+	for i := range t.keys {
+		k := &t.keys[i]
+		if k.usesAddress && earlyData(rec.r) {
+			rec.unproven = true
+			return false
+		}
+		start := len(sc.keys)
+		buf, ok := k.appendIdentity(sc.keys, rec)
+		if !ok {
+			continue
+		}
+		sc.keys = buf
+		claim.Identity = buf[start:]
+		claim.Group = groupOf(k, rec.masked, claim.Identity)
+		return true
+	}
+	return false
+}
+
+// read takes from a decision what is told, counted and logged.
+func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
+	h := rec.h
+	out := outcomeServed
+	at := 0
+	for i := range sc.claims {
+		t := h.tiers[sc.claims[i].Tier]
+		states := sc.states[at : at+len(t.spec.Limits)]
+		at += len(states)
+		switch {
+		case i == decision.RefusedBy:
+			rec.readRefusal(t, states)
+			h.noteRefusal(rec, t, h.DryRun, now)
+			if h.DryRun {
+				return outcomeDryRefused
+			}
+			return outcomeRefused
+		case t.spec.DryRun:
+			if anyExceeded(states) {
+				h.noteRefusal(rec, t, true, now)
+				out = outcomeDryRefused
+				rec.dryTier = cmp.Or(rec.dryTier, t.name)
+			}
+		case decision.RefusedBy < 0:
+			rec.readServed(t, states)
+		}
+	}
+	return out
+}
+
+// readRefusal takes the refusing tier's exhausted limit that ends last as the binding one.
+func (rec *record) readRefusal(t *tier, states []State) {
+	v := &rec.verdict
+	*v = verdict{refused: true, tier: t, now: v.now}
+	for j := range states {
+		if states[j].Exceeded && states[j].Left > v.left {
+			v.limit, v.used, v.left = j, states[j].Used, states[j].Left
+		}
+	}
+}
+
+// readServed takes a limit as the binding one if it leaves a smaller share than those before it.
+func (rec *record) readServed(t *tier, states []State) {
+	for j := range states {
+		v := verdict{tier: t, limit: j, used: states[j].Used, left: states[j].Left, now: rec.verdict.now}
+		if v.tighter(&rec.verdict) {
+			rec.verdict = v
+		}
+	}
+}
+
+func anyExceeded(states []State) bool {
+	for i := range states {
+		if states[i].Exceeded {
+			return true
+		}
+	}
+	return false
+}
+
+// earlyData tells whether the request came before the handshake was complete, so that its source may be forged.
+func earlyData(r *http.Request) bool {
+	return r.TLS != nil && !r.TLS.HandshakeComplete
+}

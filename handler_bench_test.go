@@ -1,0 +1,119 @@
+package tieredlimit
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// threeTiers is the stack that the figures are about: per client address, per user, and for the whole service.
+const threeTiers = `
+:8080 {
+	tiered_limit %s {
+		trusted_hops 1
+		tier ip %d/h
+		tier user 2000000000/h {
+			key {http.request.header.X-User}
+		}
+		tier global 2000000000/h
+	}
+	respond ok
+}`
+
+// preparedHandler is the only handler of an edge, with requests as its server would hand them over. A request may be
+// used again after rewind.
+type preparedHandler struct {
+	h     *Handler
+	r     []*http.Request
+	saved []caddy.Replacer
+}
+
+func prepareHandler(tb testing.TB, e *edge, clients int) *preparedHandler {
+	handlers := e.handlers()
+	require.Len(tb, handlers, 1)
+	p := &preparedHandler{h: handlers[0]}
+	for i := range clients {
+		r := httptest.NewRequest(http.MethodGet, "http://localhost/", nil)
+		r.RemoteAddr = "192.0.2.1:443"
+		r.Header.Set("X-Forwarded-For", fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255))
+		r.Header.Set("X-User", fmt.Sprintf("user-%d", i))
+		repl := caddy.NewReplacer()
+		p.r = append(p.r, caddyhttp.PrepareRequest(r, repl, nil, p.h.server))
+		p.saved = append(p.saved, *repl)
+	}
+	return p
+}
+
+// rewind makes the replacer of a request forget what a handler has added to it.
+func (p *preparedHandler) rewind(i int) *http.Request {
+	*p.r[i].Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer) = p.saved[i]
+	return p.r[i]
+}
+
+func TestDecidingAllocatesNothing(t *testing.T) {
+	p := prepareHandler(t, newEdge(t, fmt.Sprintf(threeTiers, "alloc", 5)), 1)
+	r := p.rewind(0)
+	for _, want := range []outcome{outcomeServed, outcomeRefused} {
+		rec := newRecord(p.h, r)
+		allocs := testing.AllocsPerRun(20, func() {
+			rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
+			_, err := rec.decide(testStart)
+			require.NoError(t, err)
+		})
+		if want == outcomeRefused { // by now the limit of 5 is used up
+			got, err := rec.decide(testStart)
+			require.NoError(t, err)
+			assert.Equal(t, want, got)
+		}
+		assert.Zero(t, allocs, "allocations to decide")
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	p := prepareHandler(b, newEdge(b, fmt.Sprintf(threeTiers, "decide", 2_000_000_000)), 1)
+	rec := newRecord(p.h, p.rewind(0))
+	b.ReportAllocs()
+	for b.Loop() {
+		rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
+		if _, err := rec.decide(time.Now()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkServeHTTP(b *testing.B) {
+	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
+	for _, clients := range []int{1, 100_000} {
+		for name, count := range map[string]int{"served": 2_000_000_000, "refused": 1} {
+			b.Run(fmt.Sprintf("%s/clients=%d", name, clients), func(b *testing.B) {
+				p := prepareHandler(b, newEdge(b, fmt.Sprintf(threeTiers, fmt.Sprintf("%s-%d", name, clients), count)), clients)
+				w := &nullWriter{header: make(http.Header)}
+				b.ReportAllocs()
+				i := 0
+				for b.Loop() {
+					clear(w.header)
+					if err := p.h.ServeHTTP(w, p.rewind(i), next); err != nil {
+						b.Fatal(err)
+					}
+					if i += 7919; i >= clients {
+						i %= clients
+					}
+				}
+			})
+		}
+	}
+}
+
+// nullWriter takes a response and forgets it.
+type nullWriter struct{ header http.Header }
+
+func (w *nullWriter) Header() http.Header       { return w.header }
+func (*nullWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (*nullWriter) WriteHeader(int)             {}

@@ -1,0 +1,177 @@
+package tieredlimit
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestHopCheck(t *testing.T) {
+	client := func(i int) string { return fmt.Sprintf("203.0.113.%d", i%250) }
+	for name, tc := range map[string]struct {
+		topology *topology
+		requests int
+		peer     string
+		chain    func(i int) string
+		want     *hopVerdict // nil: none
+		at       int         // the request that brings it
+	}{
+		"C16 one hop too few": {
+			requests: 250, chain: func(i int) string { return client(i) + ", 198.51.100.1" },
+			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
+		"C16 two hops too few": {
+			requests: 250,
+			chain:    func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" }, topology: byHops(1, ""),
+			want: nil}, // one hop further there is still a proxy, so nothing varies
+		"C16 one of three too few": {
+			requests: 250, topology: byHops(2, ""),
+			chain: func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" },
+			want:  &hopVerdict{hops: 2, lengths: []int{3}}, at: 199},
+		"C16 callers with headers of their own": {
+			requests: 250,
+			chain:    func(i int) string { return strings.Repeat("6.6.6.6,", i%3) + client(i) + ",198.51.100.1" },
+			want:     &hopVerdict{hops: 1, lengths: []int{2, 3, 4}}, at: 199},
+		"C16 more lengths than are named": {
+			requests: 250,
+			chain:    func(i int) string { return strings.Repeat("6.6.6.6,", 19-i%20) + client(i) + ",198.51.100.1" },
+			want:     &hopVerdict{hops: 1, lengths: []int{14, 15, 16, 17, 18, 19, 20, 21}, more: true}, at: 199},
+		"C16 Forwarded": {
+			requests: 250, topology: byHops(1, forwardedHeader),
+			chain: func(i int) string { return "for=" + client(i) + ", for=198.51.100.1" },
+			want:  &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
+		"C16 behind a trusted proxy": {
+			requests: 250, topology: byBoth(1), chain: func(i int) string { return client(i) + ", 198.51.100.1" },
+			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
+		"C16 64 hops": {
+			requests: 250, topology: byHops(64, ""),
+			chain: func(i int) string { return client(i) + strings.Repeat(",10.0.0.2", 64) },
+			want:  &hopVerdict{hops: 64, lengths: []int{65}}, at: 199},
+		"C16 64 hops, Forwarded": {
+			requests: 250, topology: byHops(64, forwardedHeader),
+			chain: func(i int) string { return "for=" + client(i) + strings.Repeat(",for=10.0.0.2", 64) },
+			want:  &hopVerdict{hops: 64, lengths: []int{65}}, at: 199},
+		"short chains between do not count": {
+			requests: 450, chain: func(i int) string {
+				if i%2 == 0 {
+					return client(i)
+				}
+				return client(i) + ", 198.51.100.1"
+			}, want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 399},
+		"garbage at the place does not count": {
+			requests: 450, chain: func(i int) string {
+				if i%2 == 0 {
+					return client(i) + ", unknown"
+				}
+				return client(i) + ", 198.51.100.1"
+			}, want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 399},
+		"199 requests are too few": {
+			requests: 199, chain: func(i int) string { return client(i) + ", 198.51.100.1" }},
+		"the last one differs": {
+			requests: 200, chain: func(i int) string { return client(i/199) + ", 198.51.100.1" },
+			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
+		"two addresses are read": {
+			requests: 500, chain: func(i int) string { return client(i) + ", 198.51.100." + fmt.Sprint(i/199) }},
+		"the count is right": {
+			requests: 500, topology: byHops(2, ""),
+			chain: func(i int) string { return "6.6.6.6," + client(i) + ", 198.51.100.1" }},
+		"the neighbour is always the same": {
+			requests: 500, chain: func(int) string { return client(1) + ", 198.51.100.1" }},
+		"the neighbour only changes its port": {
+			requests: 500, chain: func(i int) string { return client(1) + fmt.Sprintf(":%d, 198.51.100.1", i+1) }},
+		"the neighbour is no address": {
+			requests: 500, chain: func(i int) string { return fmt.Sprintf("_%d, 198.51.100.1", i) }},
+		"no neighbour": {requests: 500, chain: client},
+		"peers are judged": {
+			requests: 500, topology: byHops(0, ""),
+			chain: func(i int) string { return client(i) + ", 198.51.100.1" },
+		},
+		"trusted proxies": {
+			requests: 500, topology: byTrust(),
+			chain: func(i int) string { return client(i) + ", 198.51.100.1" },
+		},
+		"a direct caller": {
+			requests: 500, topology: byBoth(1), peer: "198.51.100.9:1",
+			chain: func(i int) string { return client(i) + ", 6.6.6.6" },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			top, peer := tc.topology, tc.peer
+			if top == nil {
+				top = byHops(1, "")
+			}
+			if peer == "" {
+				peer = "10.0.0.1:1"
+			}
+			header := top.header
+			if header == "" {
+				header = xffHeader
+			}
+			var h hopCheck
+			var got *hopVerdict
+			for i := range tc.requests {
+				r := requestFrom(peer, http.Header{header: {tc.chain(i)}})
+				verdict, ok := h.observe(top, r, top.client(r))
+				if ok {
+					assert.Nil(t, got, "a second verdict")
+					assert.Equal(t, tc.at, i, "the request that brings it")
+					got = &verdict
+				}
+			}
+			assert.Equal(t, tc.want, got)
+		})
+	}
+}
+
+// TestHopCheckParallel has many requests at once: there is one verdict.
+func TestHopCheckParallel(t *testing.T) {
+	top := byHops(1, "")
+	var h hopCheck
+	var verdicts atomic.Int64
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			for i := range 100 {
+				r := requestFrom("10.0.0.1:1", xff(fmt.Sprintf("203.0.%d.%d, 198.51.100.1", g, i)))
+				if verdict, ok := h.observe(top, r, top.client(r)); ok {
+					verdicts.Add(1)
+					assert.Equal(t, hopVerdict{hops: 1, lengths: []int{2}}, verdict)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	assert.EqualValues(t, 1, verdicts.Load())
+	assert.True(t, h.finished.Load())
+}
+
+// TestHopCheckAllocations holds a finished check, and one without anything to see, to no allocation.
+func TestHopCheckAllocations(t *testing.T) {
+	top := byHops(1, "")
+	long := requestFrom("10.0.0.1:1", xff("203.0.113.7, 198.51.100.1"))
+	exact := requestFrom("10.0.0.1:1", xff("198.51.100.1"))
+	var h hopCheck
+	assert.Zero(t, testing.AllocsPerRun(100, func() { h.observe(top, exact, top.client(exact)) }), "nothing to see")
+	assert.Zero(t, h.requests, "requests seen")
+	for range hopCheckRequests {
+		h.observe(top, long, top.client(long))
+	}
+	assert.True(t, h.finished.Load())
+	assert.Zero(t, testing.AllocsPerRun(100, func() { h.observe(top, long, top.client(long)) }), "finished")
+}
+
+func BenchmarkHopCheck(b *testing.B) {
+	top := byHops(1, "")
+	r := requestFrom("10.0.0.1:1", xff("203.0.113.7, 198.51.100.1"))
+	c := top.client(r)
+	var h hopCheck
+	h.finish()
+	b.ReportAllocs()
+	for b.Loop() {
+		h.observe(top, r, c)
+	}
+}

@@ -1,0 +1,273 @@
+package tieredlimit
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net/http"
+	"net/netip"
+	"net/textproto"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// Placeholders with a meaning of their own in a key.
+const (
+	clientPlaceholder = "http.tiered_limit.client_ip"
+	userPlaceholder   = "http.auth.user.id"
+	headerPrefix      = "http.request.header."
+	authPrefix        = "http.auth."
+)
+
+// unknownClient is the bucket of requests whose peer has no address.
+const unknownClient = "unknown"
+
+// key is one way to say who is counted together: parts that are one identity.
+//
+// An identity begins with a digest of the tier's key definition, so that a changed definition starts anew, and the
+// ordinal of the key among the alternatives, so that a user called 203.0.113.1 is not that client. Then come the
+// parts, each behind its length, so that (a:b, c) and (a, b:c) differ. A part of more than maxPart bytes is replaced by
+// its SHA-256, which keeps identities short without making any two of them equal.
+type key struct {
+	digest      [8]byte
+	ordinal     byte
+	parts       [][]segment
+	fixed       bool // no placeholder: one bucket for everybody
+	usesClient  bool // it has the client's address in it
+	usesAddress bool // it has that or another address in it that only a finished handshake proves
+}
+
+const maxPart = 256
+
+// segment is a stretch of a part: literal text, or the value of a placeholder.
+type segment struct {
+	kind segmentKind
+	text string // the literal, the header field, or the placeholder's name
+}
+
+type segmentKind uint8
+
+const (
+	segmentLiteral segmentKind = iota
+	segmentClient
+	segmentHeader
+	segmentPlaceholder
+)
+
+// defaultKeys are the keys of a tier that states none, or nil if its name has no default. The global tier's empty key
+// is one bucket for everybody.
+func defaultKeys(name string) [][]string {
+	switch name {
+	case "ip":
+		return [][]string{{"{" + clientPlaceholder + "}"}}
+	case "user":
+		return [][]string{{"{" + userPlaceholder + "}"}}
+	case "global":
+		return [][]string{{}}
+	}
+	return nil
+}
+
+// compileKeys compiles the keys of a tier, refusing placeholders that do not exist or can never limit.
+func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error) {
+	lines := t.Keys
+	if len(lines) == 0 {
+		lines = defaultKeys(t.Name)
+	}
+	if len(lines) > 255 {
+		return nil, fmt.Errorf("has %d keys; at most 255 are possible", len(lines))
+	}
+	keys := make([]key, 0, len(lines))
+	usesClient := false
+	for i, line := range lines {
+		k := key{ordinal: byte(i), fixed: true}
+		for _, part := range line {
+			segments, err := parsePart(part)
+			if err != nil {
+				return nil, fmt.Errorf("key part %q: %w", part, err)
+			}
+			for _, s := range segments {
+				if s.kind == segmentLiteral {
+					continue
+				}
+				if err := probe.check(s.name()); err != nil {
+					return nil, fmt.Errorf("key part %q: %w", part, err)
+				}
+				k.fixed = false
+				k.usesClient = k.usesClient || s.kind == segmentClient
+				k.usesAddress = k.usesAddress || s.isAddress()
+			}
+			k.parts = append(k.parts, segments)
+		}
+		usesClient = usesClient || k.usesClient
+		keys = append(keys, k)
+	}
+	definition, err := json.Marshal(lines)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the key: %w", err)
+	}
+	if usesClient {
+		definition = fmt.Appendf(definition, " v4/%d v6/%d", masks.v4, masks.v6)
+	}
+	sum := sha256.Sum256(definition)
+	for i := range keys {
+		copy(keys[i].digest[:], sum[:])
+	}
+	return keys, nil
+}
+
+// parsePart splits a part at its placeholders, with Caddy's escapes: \{ and \} are literal braces.
+func parsePart(part string) ([]segment, error) {
+	var segments []segment
+	var literal strings.Builder
+	flush := func() {
+		if literal.Len() > 0 {
+			segments = append(segments, segment{kind: segmentLiteral, text: literal.String()})
+			literal.Reset()
+		}
+	}
+	for i := 0; i < len(part); i++ {
+		c := part[i]
+		if c == '\\' && i+1 < len(part) && (part[i+1] == '{' || part[i+1] == '}') {
+			i++
+			literal.WriteByte(part[i])
+			continue
+		}
+		if c != '{' {
+			literal.WriteByte(c)
+			continue
+		}
+		end := strings.IndexByte(part[i:], '}')
+		if end < 0 {
+			return nil, errors.New("a placeholder is not closed; write \\{ for a literal brace")
+		}
+		name := part[i+1 : i+end]
+		if name == "" {
+			return nil, errors.New("a placeholder has no name; write \\{ for a literal brace")
+		}
+		flush()
+		segments = append(segments, placeholderSegment(name))
+		i += end
+	}
+	flush()
+	return segments, nil
+}
+
+func placeholderSegment(name string) segment {
+	if name == clientPlaceholder {
+		return segment{kind: segmentClient}
+	}
+	if field, ok := strings.CutPrefix(name, headerPrefix); ok && field != "" {
+		return segment{kind: segmentHeader, text: textproto.CanonicalMIMEHeaderKey(field)}
+	}
+	return segment{kind: segmentPlaceholder, text: name}
+}
+
+// isAddress tells whether the segment holds the address of the peer or what was made of it.
+func (s segment) isAddress() bool {
+	return s.kind == segmentClient || s.kind == segmentPlaceholder && (s.text == "http.vars.client_ip" || isPeerHost(s.text))
+}
+
+// name is the placeholder's name.
+func (s segment) name() string {
+	switch s.kind {
+	case segmentClient:
+		return clientPlaceholder
+	case segmentHeader:
+		return headerPrefix + s.text
+	}
+	return s.text
+}
+
+// appendPrefix appends what every identity of this key begins with. It is the whole identity of a fixed key.
+func (k *key) appendPrefix(buf []byte) []byte {
+	buf = append(buf, k.digest[:]...)
+	return append(buf, k.ordinal)
+}
+
+// keySource is where a key's values come from.
+type keySource interface {
+	// appendClient appends the client's masked address, or unknown.
+	appendClient(buf []byte) []byte
+	request() *http.Request
+	replacer() *caddy.Replacer
+	// unknownPlaceholder is told the name of a placeholder that the replacer does not know.
+	unknownPlaceholder(name string)
+}
+
+// appendIdentity appends the identity of a request under this key. It reports false, and leaves no more than garbage
+// behind buf's length, if every placeholder of the key is empty.
+func (k *key) appendIdentity(buf []byte, src keySource) ([]byte, bool) {
+	buf = k.appendPrefix(buf)
+	if k.fixed {
+		return buf, true
+	}
+	found := false
+	for _, part := range k.parts {
+		start := len(buf)
+		buf = append(buf, 0, 0, 0, 0)
+		for i := range part {
+			before := len(buf)
+			buf = part[i].appendValue(buf, src)
+			found = found || part[i].kind != segmentLiteral && len(buf) > before
+		}
+		content := buf[start+4:]
+		binary.BigEndian.PutUint32(buf[start:], uint32(len(content)))
+		if len(content) > maxPart {
+			sum := sha256.Sum256(content)
+			buf = append(buf[:start+4], sum[:]...)
+		}
+	}
+	return buf, found
+}
+
+func (s *segment) appendValue(buf []byte, src keySource) []byte {
+	switch s.kind {
+	case segmentLiteral:
+		return append(buf, s.text...)
+	case segmentClient:
+		return src.appendClient(buf)
+	case segmentHeader:
+		for i, v := range src.request().Header[s.text] {
+			if i > 0 {
+				buf = append(buf, ',')
+			}
+			buf = append(buf, v...)
+		}
+		return buf
+	}
+	repl := src.replacer()
+	if repl == nil {
+		return buf
+	}
+	value, known := repl.Get(s.text)
+	if !known {
+		src.unknownPlaceholder(s.text)
+		return buf
+	}
+	if text, ok := value.(string); ok {
+		return append(buf, text...)
+	}
+	return append(buf, caddy.ToString(value)...)
+}
+
+// groupSeed makes groups unpredictable, so that nobody can pick identities that share somebody's group.
+var groupSeed = maphash.MakeSeed()
+
+// groupOf is the coarse identity that counts when a store has no room: the /16 of an IPv4 address, else a hash of the
+// /32 of an IPv6 address or of the identity.
+func groupOf(k *key, addr netip.Addr, identity []byte) uint32 {
+	if k.usesClient && addr.Is4() {
+		b := addr.As4()
+		return uint32(b[0])<<8 | uint32(b[1])
+	}
+	if k.usesClient && addr.Is6() {
+		b := addr.As16()
+		identity = b[:4]
+	}
+	return Groups/2 + uint32(maphash.Bytes(groupSeed, identity)%(Groups/2))
+}

@@ -1,0 +1,157 @@
+package tieredlimit
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+)
+
+// refusalLog lets one line a second through for a tier.
+type refusalLog struct {
+	second atomic.Int64 // the Unix second of the latest line
+	since  atomic.Int64 // refusals since then
+}
+
+// next counts a refusal and tells whether to write a line now, and for how many refusals it stands.
+func (l *refusalLog) next(now time.Time) (count int64, write bool) {
+	l.since.Add(1)
+	second := now.Unix()
+	last := l.second.Load()
+	if second == last || !l.second.CompareAndSwap(last, second) {
+		return 0, false
+	}
+	return l.since.Swap(0), true
+}
+
+// noteRefusal counts a refusal, real or dry, and logs it if its tier has had no line in this second.
+func (h *Handler) noteRefusal(rec *record, t *tier, dry bool, now time.Time) {
+	t.meter.refused(dry)
+	count, write := t.log.next(now)
+	if !write {
+		return
+	}
+	c := h.logger.Check(zap.InfoLevel, "rate limit reached")
+	if c == nil {
+		return
+	}
+	fields := []zap.Field{
+		zap.String("stack", h.stackLabel), zap.String("tier", t.name),
+		zap.Bool("dry_run", dry), zap.Int64("refusals", count),
+	}
+	if h.LogKeys {
+		fields = append(fields, zap.Strings("key", rec.keyText(t)))
+		if t.usesClient {
+			fields = append(fields, zap.String("client_ip", string(rec.appendClient(nil))))
+		}
+	}
+	c.Write(fields...)
+}
+
+// maxLoggedPart is how many bytes of a key's part are logged at most.
+const maxLoggedPart = 256
+
+// keyText is the parts of the key that a tier counted the request under, for a log that may hold them.
+func (rec *record) keyText(t *tier) []string {
+	for i := range t.keys {
+		k := &t.keys[i]
+		if _, ok := k.appendIdentity(nil, rec); !ok {
+			continue
+		}
+		texts := make([]string, 0, len(k.parts))
+		for _, part := range k.parts {
+			var buf []byte
+			for j := range part {
+				buf = part[j].appendValue(buf, rec)
+			}
+			texts = append(texts, string(buf[:min(len(buf), maxLoggedPart)]))
+		}
+		return texts
+	}
+	return nil
+}
+
+// logOutcome adds to the access log, where the server has one, what became of the request. Of several stacks the one
+// with the gravest outcome is logged, the latest of equals.
+func (rec *record) logOutcome(out outcome, tier string) {
+	rec.outcome = out
+	if rec.h.server == nil || rec.h.server.Logs == nil {
+		return
+	}
+	for p := rec.prev; p != nil; p = p.prev {
+		if p.outcome.gravity() > out.gravity() {
+			return
+		}
+	}
+	extra, ok := rec.r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
+	if !ok {
+		return
+	}
+	extra.Set(zap.String("tiered_limit_outcome", out.String()))
+	if tier != "" {
+		extra.Set(zap.String("tiered_limit_tier", tier))
+	}
+}
+
+// noteClient counts and reports what was unusual about finding out who the client is. No address is logged.
+func (h *Handler) noteClient(r *http.Request, c client) {
+	if c.fallback != fallbackNone {
+		h.meter.fallback(c.fallback)
+		if c.fallback != fallbackNoPeer && h.run.first(c.fallback.String()) {
+			h.logger.Warn("the forwarding chain cannot be used, so the peer's address is limited instead; "+
+				"check trusted_hops or trusted_proxies against the proxies in front of this server",
+				zap.String("stack", h.stackLabel), zap.String("reason", c.fallback.String()),
+				zap.Int("chain_length", h.topology.chainLength(r)), zap.Int("trusted_hops", h.topology.hops))
+		}
+	}
+	if h.topology.hops == 0 && !h.run.forwardedSeen.Load() {
+		if n := h.topology.chainLength(r); n > 0 && h.run.forwardedSeen.CompareAndSwap(false, true) {
+			h.logger.Warn("trusted_hops is 0, but a request carries a forwarding header; it is ignored, which is right for "+
+				"a directly exposed server; behind a proxy all clients would share the proxy's limit",
+				zap.String("stack", h.stackLabel), zap.Int("chain_length", n))
+		}
+	}
+	if verdict, low := h.run.hops.observe(&h.topology, r, c); low {
+		h.logger.Warn("trusted_hops seems too low: every request so far was counted for one address while the entry to its "+
+			"left differed; all clients may be sharing one limit",
+			zap.String("stack", h.stackLabel), zap.Int("trusted_hops", verdict.hops), zap.Ints("chain_lengths", verdict.lengths))
+	}
+}
+
+// noteSkipped counts a tier that could not tell whom to count, and explains the first one.
+func (h *Handler) noteSkipped(t *tier) {
+	t.meter.skip()
+	if !h.run.first("skipped " + t.name) {
+		return
+	}
+	text := "every key of a tier is empty for a request, so the tier does not limit it"
+	if slices.ContainsFunc(t.keys, key.usesAuth) {
+		text += "; {http.auth.*} is known only behind an authentication handler, and tiered_limit runs before basic_auth " +
+			"by default: put both into a route block, the authentication first, or change the order"
+	}
+	h.logger.Warn(text, zap.String("stack", h.stackLabel), zap.String("tier", t.name))
+}
+
+// usesAuth tells whether a key needs an authentication handler in front.
+func (k key) usesAuth() bool {
+	for _, part := range k.parts {
+		for _, s := range part {
+			if s.kind == segmentPlaceholder && strings.HasPrefix(s.text, authPrefix) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// warnUnknownPlaceholder reports a placeholder that nothing has set, once.
+func (h *Handler) warnUnknownPlaceholder(name string) {
+	if !strings.HasPrefix(name, authPrefix) && h.run.first("placeholder "+name) {
+		h.logger.Warn("a placeholder in a key is not known, so it counts as empty",
+			zap.String("stack", h.stackLabel), zap.String("placeholder", "{"+name+"}"))
+	}
+}

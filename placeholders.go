@@ -1,0 +1,68 @@
+package tieredlimit
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// placeholderProbe tells at load which request placeholders exist, by resolving them on a request made up for it.
+type placeholderProbe struct {
+	repl *caddy.Replacer
+}
+
+func newPlaceholderProbe(server *caddyhttp.Server) *placeholderProbe {
+	if server == nil {
+		server = new(caddyhttp.Server)
+	}
+	r := probeRequest("192.0.2.1:1")
+	local := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80}
+	r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, local))
+	repl := caddy.NewReplacer()
+	caddyhttp.PrepareRequest(r, repl, nil, server)
+	return &placeholderProbe{repl: repl}
+}
+
+// probeRequest is a request as a server would receive it from a peer.
+func probeRequest(peer string) *http.Request {
+	return &http.Request{
+		Method: http.MethodGet, URL: &url.URL{Path: "/"}, RequestURI: "/", Host: "probe.invalid",
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: make(http.Header), Body: http.NoBody, RemoteAddr: peer,
+	}
+}
+
+// check refuses a placeholder that does not exist, and one whose value can never be shared by two requests of one
+// client, so that a limit on it would never be reached.
+func (p *placeholderProbe) check(name string) error {
+	if neverLimits(name) {
+		return fmt.Errorf("placeholder {%s} differs on every request, so it can never limit", name)
+	}
+	if !strings.HasPrefix(name, "http.request.") {
+		return nil
+	}
+	if _, known := p.repl.Get(name); !known {
+		return fmt.Errorf("placeholder {%s} does not exist in Caddy; for the client's address write {%s}", name, clientPlaceholder)
+	}
+	return nil
+}
+
+// isPeerHost tells whether a placeholder is the address of the connection's other end, or a range around it.
+func isPeerHost(name string) bool {
+	return name == "http.request.remote.host" || strings.HasPrefix(name, "http.request.remote.host/")
+}
+
+// neverLimits tells whether a placeholder of Caddy's is new on every request or connection, or reads the body.
+func neverLimits(name string) bool {
+	switch name {
+	case "http.request.uuid", "http.request.remote", "http.request.remote.port",
+		"http.vars.uuid", "http.vars.start_time", "time.now", "time.now.unix_ms":
+		return true
+	}
+	return strings.HasPrefix(name, "http.request.duration") || strings.HasPrefix(name, "http.request.body")
+}

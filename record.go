@@ -1,0 +1,224 @@
+package tieredlimit
+
+import (
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// maxTiers is how many tiers a stack may have, so that a set of them is a word.
+const maxTiers = 64
+
+// record is what one stack knows of one request. It lives as long as the request, since access logs and error routes
+// ask for placeholders after the handler has returned.
+type record struct {
+	h    *Handler
+	r    *http.Request
+	repl *caddy.Replacer
+	prev *record // of the stack that the request met before
+
+	resolved bool
+	client   client
+	masked   netip.Addr
+
+	judged   uint64 // the tiers, by index, that have had their say
+	unproven bool   // the address that a tier's key needs may be forged
+	verdict  verdict
+	dryTier  string // the first dry tier that would have refused
+	outcome  outcome
+	out      fieldWriter
+}
+
+// verdict is what was decided, in terms of the limit that binds: the refusing one, or the one with the least left.
+type verdict struct {
+	refused bool
+	tier    *tier // nil if no tier applied that clients may know of
+	limit   int   // index of the binding limit in the tier
+	used    int64
+	left    time.Duration
+	now     time.Time
+}
+
+// recordVar is the request variable that holds the newest record of a request that may meet several handlers.
+const recordVar = "tiered_limit.record"
+
+// newRecord begins the record of a request and makes its placeholders known.
+func newRecord(h *Handler, r *http.Request) *record {
+	rec := &record{h: h, r: r}
+	if h.live.handlers.Load() > 1 {
+		rec.prev, _ = caddyhttp.GetVar(r.Context(), recordVar).(*record)
+		caddyhttp.SetVar(r.Context(), recordVar, rec)
+	}
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		rec.repl = repl
+		if rec.prev == nil {
+			repl.Map(rec.placeholder)
+		}
+	}
+	return rec
+}
+
+// newest is the latest record of the request. Of several it is the first that answers for the placeholders.
+func (rec *record) newest() *record {
+	if last, ok := caddyhttp.GetVar(rec.r.Context(), recordVar).(*record); ok {
+		return last
+	}
+	return rec
+}
+
+// String keeps the record out of what the variable's placeholder would print.
+func (rec *record) String() string { return "" }
+
+// wasJudged tells whether a tier of a shared stack has had its say earlier in this request.
+func (rec *record) wasJudged(name string) bool {
+	for p := rec.prev; p != nil; p = p.prev {
+		if p.h.run != rec.h.run {
+			continue
+		}
+		for _, t := range p.h.tiers {
+			if p.judged&(1<<t.index) != 0 && t.name == name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// resolve finds out who the client is, once.
+func (rec *record) resolve() netip.Addr {
+	if rec.resolved {
+		return rec.masked
+	}
+	rec.resolved = true
+	h := rec.h
+	rec.client = h.topology.client(rec.r)
+	if rec.client.addr.IsValid() {
+		rec.masked = h.prefixes.mask(rec.client.addr)
+	}
+	h.noteClient(rec.r, rec.client)
+	return rec.masked
+}
+
+// appendClient appends the client's masked address, or unknown.
+func (rec *record) appendClient(buf []byte) []byte {
+	addr := rec.resolve()
+	if !addr.IsValid() {
+		return append(buf, unknownClient...)
+	}
+	return addr.AppendTo(buf)
+}
+
+func (rec *record) request() *http.Request { return rec.r }
+
+func (rec *record) replacer() *caddy.Replacer { return rec.repl }
+
+func (rec *record) unknownPlaceholder(name string) { rec.h.warnUnknownPlaceholder(name) }
+
+// placeholder answers for {http.tiered_limit.*}: the client address where the topology is stated, the rest after a
+// refusal. What has no value is empty. Of several stacks the latest that has a value gives it.
+func (rec *record) placeholder(name string) (any, bool) {
+	name, ours := strings.CutPrefix(name, "http.tiered_limit.")
+	if !ours {
+		return nil, false
+	}
+	switch name {
+	case "client_ip":
+		for p := rec.newest(); p != nil; p = p.prev {
+			if p.h.topology.stated() {
+				return string(p.appendClient(nil)), true
+			}
+		}
+		return "", true
+	case "tier", "limit", "window", "remaining", "retry_after":
+		for p := rec.newest(); p != nil; p = p.prev {
+			if p.verdict.refused && !p.h.DryRun {
+				return p.verdict.text(name), true
+			}
+		}
+		return "", true
+	}
+	return nil, false
+}
+
+// text is what a placeholder says of a refusal.
+func (v *verdict) text(name string) string {
+	limit := v.tier.spec.Limits[v.limit]
+	switch name {
+	case "tier":
+		return v.tier.name
+	case "limit":
+		return strconv.FormatInt(limit.Count, 10)
+	case "window":
+		return decimalSeconds(limit.Window)
+	case "remaining":
+		return strconv.FormatInt(v.remaining(), 10)
+	}
+	return strconv.FormatInt(v.retryAfter(), 10)
+}
+
+// refusedBy names the tier that refused, or would have if it or the stack were not a dry one. It is empty otherwise.
+func (rec *record) refusedBy() string {
+	if !rec.verdict.refused {
+		return rec.dryTier
+	}
+	return rec.verdict.tier.name
+}
+
+// count is the binding limit's count.
+func (v *verdict) count() int64 { return v.tier.spec.Limits[v.limit].Count }
+
+// remaining is how many more requests the binding limit admits in this window, never negative.
+func (v *verdict) remaining() int64 { return max(0, v.count()-v.used) }
+
+// retryAfter is the number of whole seconds after which the window has ended, at least 1.
+func (v *verdict) retryAfter() int64 { return max(1, ceilSeconds(v.left)) }
+
+// reset is the Unix time in whole seconds at which the window has ended.
+func (v *verdict) reset() int64 {
+	return (v.now.UnixMilli() + v.left.Milliseconds() + 999) / 1000
+}
+
+// tighter tells whether v leaves a smaller share of its limit than other does.
+func (v *verdict) tighter(other *verdict) bool {
+	return other.tier == nil || v.remaining()*other.count() < other.remaining()*v.count()
+}
+
+// ceilSeconds is a duration in whole seconds, rounded up.
+func ceilSeconds(d time.Duration) int64 {
+	seconds := int64(d / time.Second)
+	if d%time.Second > 0 {
+		seconds++
+	}
+	return seconds
+}
+
+// decimalSeconds writes a duration as seconds: 60, 0.5.
+func decimalSeconds(d time.Duration) string {
+	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64)
+}
+
+// scratch is what a decision needs for its duration.
+type scratch struct {
+	claims []Claim
+	states []State
+	keys   []byte
+}
+
+// maxKeptKeys is the largest key buffer, in bytes, that is kept for the next decision.
+const maxKeptKeys = 16 << 10
+
+var scratchPool = sync.Pool{New: func() any { return new(scratch) }}
+
+func (sc *scratch) release() {
+	if cap(sc.keys) > maxKeptKeys {
+		sc.keys = nil
+	}
+	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
+	scratchPool.Put(sc)
+}

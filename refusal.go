@@ -1,0 +1,197 @@
+package tieredlimit
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+)
+
+// bodyFormat is how a refusal's body is written. The empty one is to be chosen per request.
+type bodyFormat string
+
+const (
+	bodyChosen  bodyFormat = ""
+	bodyProblem bodyFormat = "problem"
+	bodyGraphQL bodyFormat = "graphql"
+	bodyText    bodyFormat = "text"
+	bodyNone    bodyFormat = "none"
+)
+
+// refuse answers a request that a tier refused.
+func (h *Handler) refuse(w http.ResponseWriter, rec *record) error {
+	header := w.Header()
+	if rec.prev != nil {
+		rec.yields(header)
+	}
+	rec.fill()
+	rec.out.set(header)
+	v := &rec.verdict
+	h.answer.setRefused(header, rec.r, v.retryAfter())
+	if h.answer.body == bodyChosen && h.wouldHandle(rec.r, http.StatusTooManyRequests) {
+		return caddyhttp.Error(http.StatusTooManyRequests, fmt.Errorf("rate limit %q reached", v.tier.name))
+	}
+	return writeBody(w, rec.r, http.StatusTooManyRequests, h.answer.refusalBody(v))
+}
+
+// setRefused puts on the fields that any response has that sends a client away for a number of seconds.
+func (a *answer) setRefused(header http.Header, r *http.Request, seconds int64) {
+	if a.jitter > 0 {
+		seconds += rand.Int64N(seconds*a.jitter/100 + 1)
+	}
+	header[fieldRetry] = []string{strconv.FormatInt(seconds, 10)}
+	header[fieldCache] = []string{"no-store"}
+	a.cors.allow(header, r)
+}
+
+// content is a response body and its media type.
+type content struct {
+	mediaType string
+	body      []byte
+}
+
+// refusalBody writes the body that reports a refusal. Names of tiers need no escaping.
+func (a *answer) refusalBody(v *verdict) content {
+	format := a.body
+	if format == bodyChosen {
+		format = bodyProblem
+	}
+	seconds := v.retryAfter()
+	buf := make([]byte, 0, 384)
+	switch format {
+	case bodyGraphQL:
+		buf = append(buf, `{"errors":[{"message":"Too many requests. Please retry later.","extensions":{"code":"RATE_LIMITED","tier":"`...)
+		buf = append(buf, v.tier.name...)
+		buf = append(buf, `","limit":`...)
+		buf = strconv.AppendInt(buf, v.count(), 10)
+		buf = append(buf, `,"retryAfter":`...)
+		buf = strconv.AppendInt(buf, seconds, 10)
+		return content{"application/json", append(buf, "}}]}"...)}
+	case bodyText:
+		buf = append(buf, `rate limit "`...)
+		buf = append(buf, v.tier.name...)
+		buf = append(buf, `" reached, retry in `...)
+		buf = strconv.AppendInt(buf, seconds, 10)
+		return content{"text/plain; charset=utf-8", append(buf, " s\n"...)}
+	case bodyNone:
+		return content{}
+	}
+	buf = append(buf, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded",`...)
+	buf = append(buf, `"status":429,"detail":"The limit of `...)
+	buf = strconv.AppendInt(buf, v.count(), 10)
+	buf = append(buf, ` requests in `...)
+	buf = append(buf, decimalSeconds(v.tier.spec.Limits[v.limit].Window)...)
+	buf = append(buf, ` s (`...)
+	buf = append(buf, v.tier.name...)
+	buf = append(buf, `) is used up. Retry in `...)
+	buf = strconv.AppendInt(buf, seconds, 10)
+	buf = append(buf, ` s.","violated-policies":["`...)
+	buf = append(buf, v.tier.policies[v.limit]...)
+	buf = append(buf, `"],"retry-after":`...)
+	buf = strconv.AppendInt(buf, seconds, 10)
+	return content{"application/problem+json", append(buf, '}')}
+}
+
+// writeBody writes a whole response. HEAD gets no body.
+func writeBody(w http.ResponseWriter, r *http.Request, status int, c content) error {
+	header := w.Header()
+	delete(header, "Content-Length")
+	delete(header, "Content-Encoding")
+	if c.mediaType != "" {
+		header["Content-Type"] = []string{c.mediaType}
+	}
+	w.WriteHeader(status)
+	if r.Method == http.MethodHead || len(c.body) == 0 {
+		return nil
+	}
+	// The response is complete as far as this module is concerned: a client that went away is no error.
+	_, _ = w.Write(c.body)
+	return nil
+}
+
+// wouldHandle tells whether an error route would match this request if it failed with a status. The request is seen as
+// those routes see it, with the error in its context: by the server's as it was received, by a subroute's as it is.
+func (h *Handler) wouldHandle(r *http.Request, status int) bool {
+	if h.errors.config == nil {
+		return false
+	}
+	if _, failing := r.Context().Value(caddyhttp.ErrorCtxKey).(error); failing {
+		return false // an error route's own error meets no further one
+	}
+	failed := r
+	if h.errors.server {
+		failed = asReceived(r)
+	}
+	failed = h.errors.config.WithError(failed, caddyhttp.HandlerError{StatusCode: status, Err: errors.New(http.StatusText(status))})
+	if routesMatch(h.errors.config.Routes, failed) {
+		return true
+	}
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.DeleteByPrefix("http.error")
+	}
+	return false
+}
+
+// asReceived copies a request with the method and URL that it came with, before rewrites.
+func asReceived(r *http.Request) *http.Request {
+	c := r.WithContext(r.Context())
+	c.URL = new(url.URL)
+	*c.URL = *r.URL
+	if orig, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok {
+		c.Method, c.RemoteAddr, c.RequestURI = orig.Method, orig.RemoteAddr, orig.RequestURI
+		if orig.URL != nil {
+			*c.URL = *orig.URL
+		}
+	}
+	return c
+}
+
+// routesMatch tells whether one of the routes matches the request and has a handler that does something. Subroutes are
+// looked into; of a group only the first match counts, and a terminal one is the last.
+func routesMatch(routes caddyhttp.RouteList, r *http.Request) bool {
+	groups := make(map[string]bool)
+	for i := range routes {
+		group := routes[i].Group
+		if group != "" && groups[group] {
+			continue
+		}
+		matched, err := routes[i].MatcherSets.AnyMatchWithError(r)
+		if err != nil || !matched {
+			continue
+		}
+		groups[group] = true
+		for _, handler := range routes[i].Handlers {
+			sub, ok := handler.(*caddyhttp.Subroute)
+			if !ok || routesMatch(sub.Routes, r) {
+				return true
+			}
+		}
+		if routes[i].Terminal {
+			return false
+		}
+	}
+	return false
+}
+
+// undecided answers a request that the store could not decide.
+func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.Handler, err error) error {
+	h.meter.count(outcomeStoreError)
+	rec.logOutcome(outcomeStoreError, "")
+	if c := h.logger.Check(zap.DebugLevel, "store could not decide"); c != nil {
+		c.Write(zap.Error(err))
+	}
+	if h.DryRun {
+		return next.ServeHTTP(w, rec.r)
+	}
+	h.answer.setRefused(w.Header(), rec.r, 1)
+	if _, cross := rec.r.Header["Origin"]; cross {
+		exposeFields(w.Header(), []string{"Retry-After"})
+	}
+	return writeBody(w, rec.r, http.StatusServiceUnavailable, content{})
+}

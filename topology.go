@@ -1,0 +1,91 @@
+package tieredlimit
+
+import (
+	"net/http"
+	"net/netip"
+	"net/textproto"
+	"reflect"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// topologyOf reads what the configuration states about the proxies in front: trusted_hops of the handler, and
+// trusted_proxies of the server.
+func topologyOf(h *Handler, server *caddyhttp.Server) (topology, error) {
+	t := topology{hops: -1, header: "X-Forwarded-For"}
+	if h.TrustedHops != nil {
+		t.hops = *h.TrustedHops
+	}
+	if h.ClientIPHeader != "" {
+		t.header = textproto.CanonicalMIMEHeaderKey(h.ClientIPHeader)
+	}
+	if server == nil {
+		return t, nil
+	}
+	t.unix = server.TrustedProxiesUnix
+	for _, name := range server.ClientIPHeaders {
+		t.headers = append(t.headers, textproto.CanonicalMIMEHeaderKey(name))
+	}
+	stated, ranges, static := serverRanges(server)
+	switch {
+	case !stated:
+	case static:
+		trusted := make([]netip.Prefix, 0, len(ranges))
+		for _, r := range ranges {
+			p, err := parsePrefix(r)
+			if err != nil {
+				return t, err
+			}
+			trusted = append(trusted, p)
+		}
+		t.trusted = func(_ *http.Request, addr netip.Addr) bool { return anyContains(trusted, addr) }
+	default:
+		t.trusted = func(r *http.Request, addr netip.Addr) bool { return serverTrusts(server, r, addr) }
+	}
+	return t, nil
+}
+
+// rangesField is the field of [caddyhttp.Server] that holds the source of the trusted ranges. Caddy does not export
+// it and has emptied TrustedProxiesRaw by the time a handler is provisioned.
+const rangesField = "trustedProxies"
+
+// serverRanges tells whether the server states trusted_proxies and, if the source is Caddy's static one, which ranges.
+// It only reads, by reflection; a test fails if Caddy renames the field.
+func serverRanges(server *caddyhttp.Server) (stated bool, ranges []string, static bool) {
+	field := reflect.ValueOf(server).Elem().FieldByName(rangesField)
+	if !field.IsValid() || field.Kind() != reflect.Interface || field.IsNil() {
+		return false, nil, false
+	}
+	source := field.Elem()
+	if source.Type() != reflect.TypeFor[*caddyhttp.StaticIPRange]() || source.IsNil() {
+		return true, nil, false
+	}
+	list := source.Elem().FieldByName("Ranges")
+	if !list.IsValid() {
+		return true, nil, false
+	}
+	for i := range list.Len() {
+		ranges = append(ranges, list.Index(i).String())
+	}
+	return true, ranges, true
+}
+
+// serverTrusts asks the server whether it trusts an address, through Caddy's own preparation of a request that comes
+// from there. It serves sources whose ranges change.
+func serverTrusts(server *caddyhttp.Server, r *http.Request, addr netip.Addr) bool {
+	probe := probeRequest(netip.AddrPortFrom(addr, 1).String())
+	probe = probe.WithContext(r.Context())
+	probe = caddyhttp.PrepareRequest(probe, caddy.NewReplacer(), nil, server)
+	trusted, _ := caddyhttp.GetVar(probe.Context(), caddyhttp.TrustedProxyVarKey).(bool)
+	return trusted
+}
+
+func anyContains(ranges []netip.Prefix, addr netip.Addr) bool {
+	for _, p := range ranges {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
