@@ -56,7 +56,8 @@ func (h *Handler) warnPlaceholder(tier string, s segment) {
 		why = "is written by callers, who get a new bucket for each value"
 	case !strings.Contains(name, "."):
 		if h.app.firstWarning("placeholder " + name) {
-			h.logger.Warn("a key uses a placeholder that only a map directive or a plugin can fill",
+			h.logger.Warn("a key uses a placeholder that only a map directive or a plugin can fill; for the client's address write {"+
+				clientPlaceholder+"}",
 				zap.String("stack", h.stackLabel), zap.String("tier", tier), zap.String("placeholder", "{"+name+"}"))
 		}
 		return
