@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -28,8 +27,7 @@ func upgrading(w http.ResponseWriter, _ *http.Request) {
 // An upgrade counts as a request, its 101 carries the fields once, ours and not the upstream's, and what follows passes
 // both ways.
 func TestWebSocketUpgrade(t *testing.T) {
-	upstream := httptest.NewServer(http.HandlerFunc(upgrading))
-	t.Cleanup(upstream.Close)
+	upstream := newUpstream(t, upgrading)
 	port := freePort(t)
 	startCaddy(t, fmt.Sprintf(`
 		:%d {
@@ -39,7 +37,7 @@ func TestWebSocketUpgrade(t *testing.T) {
 				tier ip 2/%s
 			}
 			reverse_proxy %s
-		}`, port, always, upstream.Listener.Addr()))
+		}`, port, always, upstream))
 	request := fmt.Sprintf("GET /socket HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
 		"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n", port)
 
