@@ -1,0 +1,55 @@
+package tieredlimit
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"hash"
+	"strconv"
+	"sync"
+)
+
+// redisKeys names the counters on the server:
+//
+//	<prefix>:{<stack>}:<tier>:<window in ms>:<fingerprint>
+//
+// The stack in braces is the hash tag, so that one decision is one slot of a cluster. The fingerprint is the first half
+// of the SHA-256 of the identity in hexadecimal, or of its HMAC-SHA-256 (RFC 2104) if there is a secret.
+//
+// Beside the counters there is <prefix>:{<stack>}:reset, the stack's reset generation, for a minute after a reset.
+type redisKeys struct {
+	prefix string
+	hashes *sync.Pool
+}
+
+// redisFingerprint is the length of a fingerprint in bytes.
+const redisFingerprint = 16
+
+func newRedisKeys(prefix, secret string) redisKeys {
+	newHash := func() any { return sha256.New() }
+	if secret != "" {
+		newHash = func() any { return hmac.New(sha256.New, []byte(secret)) }
+	}
+	return redisKeys{prefix: prefix, hashes: &sync.Pool{New: newHash}}
+}
+
+// stack begins every key of a stack.
+func (k redisKeys) stack(name string) string {
+	return k.prefix + ":{" + name + "}:"
+}
+
+// limit is what stands between the stack and the fingerprint.
+func (k redisKeys) limit(tier string, limit Limit) string {
+	return tier + ":" + strconv.FormatInt(limit.Window.Milliseconds(), 10) + ":"
+}
+
+// appendFingerprint appends the fingerprint of an identity.
+func (k redisKeys) appendFingerprint(to, identity []byte) []byte {
+	h := k.hashes.Get().(hash.Hash)
+	h.Reset()
+	h.Write(identity)
+	var sum [sha256.Size]byte
+	to = hex.AppendEncode(to, h.Sum(sum[:0])[:redisFingerprint])
+	k.hashes.Put(h)
+	return to
+}

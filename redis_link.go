@@ -1,0 +1,210 @@
+package tieredlimit
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/redis/rueidis"
+	"go.uber.org/zap"
+)
+
+// redisLink is the connection that all stacks with one setup share. It connects at the first decision.
+type redisLink struct {
+	setup  *redisSetup
+	logger atomic.Pointer[zap.Logger] // of the latest configuration
+	client atomic.Pointer[rueidis.Client]
+	turns  chan struct{} // holds one for each command under way
+
+	ctx  context.Context // ends with the link
+	stop context.CancelFunc
+
+	mu      sync.Mutex
+	dialing *redisDialing
+	closed  bool
+	stacks  map[string]*redisStack
+	breaker *redisBreaker // shared by all stacks, but for a cluster, whose nodes fail one by one
+}
+
+// redisDialing is an attempt to connect. The error may be read when done is closed.
+type redisDialing struct {
+	done chan struct{}
+	err  error
+}
+
+var (
+	errRedisClosed   = errors.New("the connection is closed")
+	errRedisOverload = errors.New("too many decisions are waiting for the server")
+	errRedisAway     = errors.New("not tried, after repeated failures")
+)
+
+// redisMostTurns keeps the queue of a connection from filling up, which would block beyond any deadline. The rest of
+// the queue is for commands that were given up and are not yet answered.
+const redisMostTurns = 3 << (redisQueueScale - 2)
+
+// redisLinks are the links in use, by the digest of their setup.
+var redisLinks = caddy.NewUsagePool()
+
+// takeRedisLink returns the link with a setup, and counts the caller as a user of it.
+func takeRedisLink(setup *redisSetup, logger *zap.Logger) (*redisLink, error) {
+	value, _, err := redisLinks.LoadOrNew(setup.digest, func() (caddy.Destructor, error) {
+		l := &redisLink{setup: setup, stacks: make(map[string]*redisStack), turns: make(chan struct{}, redisMostTurns)}
+		l.ctx, l.stop = context.WithCancel(context.Background())
+		return l, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	l := value.(*redisLink)
+	l.logger.Store(logger)
+	return l, nil
+}
+
+// leave takes back one use. The last one closes the connection.
+func (l *redisLink) leave() error {
+	_, err := redisLinks.Delete(l.setup.digest)
+	return err
+}
+
+// Destruct closes the connection.
+func (l *redisLink) Destruct() error {
+	l.stop()
+	l.mu.Lock()
+	l.closed = true
+	client := l.client.Swap(nil)
+	l.mu.Unlock()
+	if client != nil {
+		(*client).Close()
+	}
+	return nil
+}
+
+// run runs a script, within the deadline.
+func (l *redisLink) run(ctx context.Context, s redisScript, keys, args []string) (rueidis.RedisResult, error) {
+	client, err := l.ready(ctx)
+	if err != nil {
+		return rueidis.RedisResult{}, err
+	}
+	select {
+	case l.turns <- struct{}{}:
+	case <-ctx.Done():
+		return rueidis.RedisResult{}, errRedisOverload
+	}
+	if l.setup.mode == redisSingle {
+		result := s.run(ctx, client, keys, args)
+		<-l.turns
+		return result, result.Error()
+	}
+	return l.runApart(ctx, client, s, keys, args)
+}
+
+// runApart is run for clients that look for another server when theirs is lost: a command may have to wait for that,
+// and does not mind its deadline then.
+func (l *redisLink) runApart(ctx context.Context, client rueidis.Client, s redisScript, keys, args []string) (
+	rueidis.RedisResult, error,
+) {
+	answer := make(chan rueidis.RedisResult, 1)
+	keys = append([]string(nil), keys...)
+	args = append([]string(nil), args...)
+	go func() {
+		answer <- s.run(ctx, client, keys, args)
+		<-l.turns
+	}()
+	select {
+	case result := <-answer:
+		return result, result.Error()
+	case <-ctx.Done():
+		return rueidis.RedisResult{}, ctx.Err()
+	}
+}
+
+// ready returns the client, and waits for it up to the deadline if there is none yet.
+func (l *redisLink) ready(ctx context.Context) (rueidis.Client, error) {
+	if client := l.client.Load(); client != nil {
+		return *client, nil
+	}
+	d, err := l.dial()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-d.done:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if d.err != nil {
+		return nil, &redisDialError{err: d.err}
+	}
+	if client := l.client.Load(); client != nil {
+		return *client, nil
+	}
+	return nil, errRedisClosed
+}
+
+// dial begins to connect, or joins the attempt that is under way. The attempt does not end with its first caller.
+func (l *redisLink) dial() (*redisDialing, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, errRedisClosed
+	}
+	if l.dialing != nil {
+		return l.dialing, nil
+	}
+	d := &redisDialing{done: make(chan struct{})}
+	l.dialing = d
+	go func() {
+		client, err := l.connect()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		d.err = err
+		if err == nil {
+			l.install(client)
+		}
+		l.dialing = nil
+		close(d.done)
+	}()
+	return d, nil
+}
+
+// connect makes a new client, which connects at once.
+func (l *redisLink) connect() (rueidis.Client, error) {
+	client, err := rueidis.NewClient(l.setup.option)
+	if err != nil && client != nil {
+		client.Close()
+	}
+	return client, err
+}
+
+// install replaces the client. The mutex must be held.
+func (l *redisLink) install(client rueidis.Client) {
+	if l.closed {
+		go client.Close()
+		return
+	}
+	if old := l.client.Swap(&client); old != nil {
+		go (*old).Close()
+	}
+}
+
+// redisDialError is a failure to connect, after which others need not try at once.
+type redisDialError struct{ err error }
+
+func (e *redisDialError) Error() string { return "connecting: " + e.err.Error() }
+func (e *redisDialError) Unwrap() error { return e.err }
+
+// demoted tells whether an error comes from a server that is no longer the one to write to. The name in a
+// configuration may lead to another one by now.
+func demoted(err error) bool {
+	failure, ok := rueidis.IsRedisErr(err)
+	return ok && strings.HasPrefix(failure.Error(), "READONLY")
+}
+
+// Interface guards
+var (
+	_ caddy.Destructor = (*redisLink)(nil)
+	_ error            = (*redisDialError)(nil)
+)

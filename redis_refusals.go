@@ -1,0 +1,190 @@
+package tieredlimit
+
+import (
+	"hash/maphash"
+	"sync/atomic"
+	"time"
+)
+
+// redisRefusals remembers refusals until the window ends, so that a client that was refused is refused again without
+// asking the server. It holds a fixed number and forgets the one that ends first for a new one; whoever is forgotten
+// is merely asked about again.
+//
+// A refusal may be remembered only if no tier in front of it is charged when checked, since that would have to be
+// charged each time, and if no dry tier in front of it would have refused, since that is counted each time. It names
+// the tier that it was about, even if one in front of it has filled up meanwhile.
+type redisRefusals struct {
+	seed  maphash.Seed
+	until []atomic.Int64 // by tier: when the last refusal has ended
+	table atomic.Pointer[redisRefusalTable]
+}
+
+// redisRefusalTable is made at the first refusal. A refusal is in one of the few places that its hash names.
+type redisRefusalTable [redisMostRefusals]atomic.Pointer[redisRefusal]
+
+// redisRefusal is one refusal. It is never changed. Times are on the monotonic clock of this process.
+type redisRefusal struct {
+	hash   uint64
+	epoch  int64
+	at     time.Duration // before the server was asked, so that it never lasts beyond the window
+	until  time.Duration // the server is asked again then
+	now    time.Time     // on the server's clock
+	states []State       // of the tier's limits
+}
+
+const (
+	redisMostRefusals = 1 << 15
+	redisRefusalWays  = 4
+
+	// redisAskAgain is how long a refusal may be remembered at most, and so how long a reset of the counter by another
+	// instance may go unnoticed.
+	redisAskAgain = 5 * time.Second
+)
+
+func newRedisRefusals(tiers int) *redisRefusals {
+	return &redisRefusals{seed: maphash.MakeSeed(), until: make([]atomic.Int64, tiers)}
+}
+
+// hash hashes an identity for one tier.
+func (m *redisRefusals) hash(tier int, identity []byte) uint64 {
+	return maphash.Bytes(m.seed, identity) + uint64(tier)*0x9e3779b97f4a7c15
+}
+
+// places are where a refusal with a hash may be.
+func (t *redisRefusalTable) places(hash uint64) []atomic.Pointer[redisRefusal] {
+	first := hash % (redisMostRefusals / redisRefusalWays) * redisRefusalWays
+	return t[first : first+redisRefusalWays]
+}
+
+// find returns the refusal of an identity that holds at a time, or nil.
+func (m *redisRefusals) find(clock time.Duration, epoch int64, tier int, identity []byte) *redisRefusal {
+	if clock >= time.Duration(m.until[tier].Load()) {
+		return nil
+	}
+	table := m.table.Load()
+	if table == nil {
+		return nil
+	}
+	hash := m.hash(tier, identity)
+	places := table.places(hash)
+	for i := range places {
+		if r := places[i].Load(); r != nil && r.hash == hash && r.epoch == epoch && clock < r.until {
+			return r
+		}
+	}
+	return nil
+}
+
+// add remembers a refusal, in its old place, in an empty one, or in that of the one that ends first.
+func (m *redisRefusals) add(tier int, r *redisRefusal) {
+	table := m.table.Load()
+	if table == nil {
+		m.table.CompareAndSwap(nil, new(redisRefusalTable))
+		table = m.table.Load()
+	}
+	places := table.places(r.hash)
+	first := &places[0]
+	for i := range places {
+		old := places[i].Load()
+		if old == nil || old.hash == r.hash {
+			first = &places[i]
+			break
+		}
+		if other := first.Load(); other != nil && old.until < other.until {
+			first = &places[i]
+		}
+	}
+	first.Store(r)
+	for until := int64(r.until); ; {
+		known := m.until[tier].Load()
+		if known >= until || m.until[tier].CompareAndSwap(known, until) {
+			return
+		}
+	}
+}
+
+// refuse answers from memory, if it can.
+func (c *redisCounters) refuse(clock time.Duration, claims []Claim, into []State) (Decision, bool) {
+	if c.refusals == nil {
+		return Decision{}, false
+	}
+	epoch := c.stack.epoch.Load()
+	for i := range claims {
+		tier := &c.tiers[claims[i].Tier]
+		if !tier.dry {
+			if r := c.refusals.find(clock, epoch, claims[i].Tier, claims[i].Identity); r != nil {
+				c.stack.refusals.Add(1)
+				return c.recall(r, clock, i, claims, into), true
+			}
+		}
+		if tier.checked {
+			return Decision{}, false
+		}
+	}
+	return Decision{}, false
+}
+
+// recall fills in the states. Those of other tiers are not known: they are given as unused.
+func (c *redisCounters) recall(r *redisRefusal, clock time.Duration, refusedBy int, claims []Claim, into []State) Decision {
+	passed := clock - r.at
+	now := r.now.Add(passed)
+	n := 0
+	for i := range claims {
+		limits := c.tiers[claims[i].Tier].limits
+		for j := range limits {
+			if i == refusedBy && r.states[j].Left > passed {
+				into[n] = r.states[j]
+				into[n].Left -= passed
+			} else {
+				into[n] = State{Left: redisLeft(now, limits[j].window)}
+			}
+			n++
+		}
+	}
+	return Decision{RefusedBy: refusedBy, Now: now}
+}
+
+// redisLeft is the time until a window ends.
+func redisLeft(now time.Time, window time.Duration) time.Duration {
+	length := window.Milliseconds()
+	return time.Duration(length-now.UnixMilli()%length) * time.Millisecond
+}
+
+// remember remembers a refusal, if it may.
+func (c *redisCounters) remember(clock time.Duration, epoch int64, d Decision, claims []Claim, into []State) {
+	// An answer that was on its way when a counter was reset may be of before.
+	if c.stack.epoch.Load() != epoch {
+		return
+	}
+	n := 0
+	for i := range d.RefusedBy {
+		tier := &c.tiers[claims[i].Tier]
+		for range tier.limits {
+			if tier.checked || into[n].Exceeded {
+				return
+			}
+			n++
+		}
+	}
+	tier := claims[d.RefusedBy].Tier
+	r := &redisRefusal{
+		hash:  c.refusals.hash(tier, claims[d.RefusedBy].Identity),
+		epoch: epoch, at: clock, now: d.Now,
+		states: append([]State(nil), into[n:n+len(c.tiers[tier].limits)]...),
+	}
+	var left time.Duration
+	for _, s := range r.states {
+		if s.Exceeded {
+			left = max(left, s.Left)
+		}
+	}
+	// The server's time is cut to milliseconds, so up to one less is left.
+	r.until = clock + min(left-time.Millisecond, redisAskAgain)
+	c.refusals.add(tier, r)
+}
+
+// Remembered implements [Rememberer].
+func (c *redisCounters) Remembered() int64 { return c.stack.refusals.Load() }
+
+// Interface guard
+var _ Rememberer = (*redisCounters)(nil)

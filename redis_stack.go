@@ -1,0 +1,91 @@
+package tieredlimit
+
+import (
+	"context"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// redisStack is what all handles of one stack share in this process.
+type redisStack struct {
+	link    *redisLink
+	prefix  string // of its keys
+	breaker *redisBreaker
+	handles int // guarded by the link's mutex
+
+	generation atomic.Int64 // the latest reset generation that was seen
+	epoch      atomic.Int64 // grows when the generation changes
+	refusals   atomic.Int64 // from memory
+	ahead      atomic.Int64 // milliseconds that the server's clock is ahead of this process's, at the latest reply
+}
+
+// stack returns the stack whose keys have a prefix, and counts the caller as a user of it.
+func (l *redisLink) stack(prefix string) *redisStack {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.stacks[prefix]
+	if s == nil {
+		s = &redisStack{link: l, prefix: prefix}
+		if s.breaker = l.breaker; s.breaker == nil {
+			s.breaker = newRedisBreaker(l.ctx, func(ctx context.Context) error { return l.probe(ctx, prefix) })
+			s.breaker.opened, s.breaker.healed = l.logOpened, l.logHealed
+			if l.setup.mode != redisCluster {
+				l.breaker = s.breaker
+			}
+		}
+		l.stacks[prefix] = s
+	}
+	s.handles++
+	return s
+}
+
+// leave takes back one use.
+func (s *redisStack) leave() {
+	s.link.mu.Lock()
+	defer s.link.mu.Unlock()
+	if s.handles--; s.handles == 0 {
+		delete(s.link.stacks, s.prefix)
+		if s.link.setup.mode == redisCluster {
+			s.breaker.stop()
+		}
+	}
+}
+
+// heard takes note of the generation in a reply. None is no news: it is forgotten after a while.
+func (s *redisStack) heard(generation int64) {
+	if generation == 0 || s.generation.Load() == generation {
+		return
+	}
+	s.generation.Store(generation)
+	s.epoch.Add(1)
+}
+
+// probe decides a request of nobody's: it tells whether the script is there and the server can be written to.
+func (l *redisLink) probe(ctx context.Context, prefix string) error {
+	err := l.tryProbe(ctx, prefix)
+	if err == nil || !demoted(err) || l.setup.mode != redisSingle {
+		return err
+	}
+	client, err := l.connect()
+	if err != nil {
+		return &redisDialError{err: err}
+	}
+	l.mu.Lock()
+	l.install(client)
+	l.mu.Unlock()
+	return l.tryProbe(ctx, prefix)
+}
+
+func (l *redisLink) tryProbe(ctx context.Context, prefix string) error {
+	ctx, cancel := context.WithTimeout(ctx, redisDialTimeout)
+	defer cancel()
+	keys := []string{prefix + "reset", prefix + "probe"}
+	args := []string{redisModeTake + "S", strconv.Itoa(1<<31 - 1), strconv.FormatInt(time.Second.Milliseconds(), 10)}
+	result, err := l.run(ctx, redisTake, keys, args)
+	if err != nil {
+		return err
+	}
+	_, err = parseRedisReply(result, 1)
+	return err
+}
