@@ -63,8 +63,18 @@ func (a *App) Provision(caddy.Context) error {
 	return nil
 }
 
-// Start does nothing: stores connect at first use, since apps start in no particular order.
-func (*App) Start() error { return nil }
+// Start lets stores that connect begin to do so, now that the configuration has been accepted. It does not wait: apps
+// start in no particular order, and a store that is away must not keep the server from starting.
+func (a *App) Start() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for h := range a.handlers {
+		if c, ok := h.counters.(Connector); ok {
+			c.Connect()
+		}
+	}
+	return nil
+}
 
 // Stop does nothing: handlers return what they took when they are cleaned up.
 func (*App) Stop() error { return nil }

@@ -98,6 +98,23 @@ func (a *answer) refusalBody(v *verdict) content {
 	return content{"application/problem+json", append(buf, '}')}
 }
 
+// unavailableBody writes the body that reports that nothing could be decided.
+func (a *answer) unavailableBody(seconds int64) content {
+	switch a.body {
+	case bodyGraphQL:
+		return content{"application/json", fmt.Appendf(nil,
+			`{"errors":[{"message":"Service unavailable. Please retry later.","extensions":{"code":"SERVICE_UNAVAILABLE","retryAfter":%d}}]}`,
+			seconds)}
+	case bodyText:
+		return content{"text/plain; charset=utf-8", fmt.Appendf(nil, "service unavailable, retry in %d s\n", seconds)}
+	case bodyNone:
+		return content{}
+	}
+	return content{"application/problem+json", fmt.Appendf(nil,
+		`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"Rate limits cannot be checked at present. Retry in %d s."}`,
+		seconds)}
+}
+
 // writeBody writes a whole response. HEAD gets no body.
 func writeBody(w http.ResponseWriter, r *http.Request, status int, c content) error {
 	header := w.Header()
@@ -179,19 +196,26 @@ func routesMatch(routes caddyhttp.RouteList, r *http.Request) bool {
 	return false
 }
 
-// undecided answers a request that the store could not decide.
+// undecided answers a request that the store could not decide: with 503, since the client has done nothing wrong, unless
+// the store's user asked to serve it.
 func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.Handler, err error) error {
 	h.meter.count(outcomeStoreError)
 	rec.logOutcome(outcomeStoreError, "")
-	if c := h.logger.Check(zap.DebugLevel, "store could not decide"); c != nil {
-		c.Write(zap.Error(err))
+	if c := h.logger.Check(zap.DebugLevel, "the store could not decide a request"); c != nil {
+		c.Write(zap.String("stack", h.stackLabel), zap.Error(err))
 	}
-	if h.DryRun {
+	seconds, serve := int64(1), false
+	var away *UnavailableError
+	if errors.As(err, &away) {
+		seconds, serve = max(seconds, ceilSeconds(away.RetryAfter)), away.Serve
+	}
+	if serve || h.DryRun {
 		return next.ServeHTTP(w, rec.r)
 	}
-	h.answer.setRefused(w.Header(), rec.r, 1)
+	header := w.Header()
+	h.answer.setRefused(header, rec.r, seconds)
 	if _, cross := rec.r.Header["Origin"]; cross {
-		exposeFields(w.Header(), []string{"Retry-After"})
+		exposeFields(header, []string{"Retry-After"})
 	}
-	return writeBody(w, rec.r, http.StatusServiceUnavailable, content{})
+	return writeBody(w, rec.r, http.StatusServiceUnavailable, h.answer.unavailableBody(seconds))
 }
