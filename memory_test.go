@@ -123,6 +123,8 @@ func TestMemoryJSON(t *testing.T) {
 
 func TestMemoryRefusesSpecs(t *testing.T) {
 	limits := func(limits ...Limit) []TierSpec { return []TierSpec{{Name: "ip", Limits: limits}} }
+	minute := Limit{1, time.Minute}
+	three := []TierSpec{perMinute("a", 1), perMinute("b", 1), perMinute("c", 1)}
 	for want, tiers := range map[string][]TierSpec{
 		`tier "ip" has no limit`:                                         limits(),
 		`tier "ip" occurs twice`:                                         {perMinute("ip", 1), perMinute("ip", 2)},
@@ -130,8 +132,8 @@ func TestMemoryRefusesSpecs(t *testing.T) {
 		`tier "ip": count 2147483648 is not from 1 to 2147483647`:        limits(Limit{1 << 31, time.Minute}),
 		`tier "ip": window 1.0000001s is not a number of whole millisec`: limits(Limit{1, time.Second + 100}),
 		`tier "ip": window 0s is not a number of whole milliseconds`:     limits(Limit{1, 0}),
-		`tier "ip": window 1m0s occurs twice`:                            limits(Limit{1, time.Minute}, Limit{2, time.Minute}),
-		`max_keys 2 cannot be shared out over 3 limits`:                  {perMinute("a", 1), perMinute("b", 1), perMinute("c", 1)},
+		`tier "ip": window 1m0s occurs twice`:                            limits(minute, minute),
+		`max_keys 2 cannot be shared out over 3 limits`:                  three,
 	} {
 		most, name := int64(2), fmt.Sprint("refused-", rand.Uint64())
 		_, err := (&Memory{MaxKeys: &most}).Open(StackSpec{Name: name, Tiers: tiers})
