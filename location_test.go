@@ -318,3 +318,63 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 	assert.False(t, there)
 	e.app.handlers = nil
 }
+
+// F4: an unnamed stack that two places import is two stacks; whatever tells the places apart tells the stacks apart.
+func TestF4UnnamedStacksAreApart(t *testing.T) {
+	t.Parallel()
+	const snippet = "(lim) {\n tiered_limit {\n trusted_hops 0\n tier ip 1/m\n }\n}\n"
+	for _, c := range []struct {
+		name, site    string
+		first, second request
+	}{
+		{
+			"two sites", "http://one.f4a.test:8080 {\n import lim\n respond ok\n}\nhttp://two.f4a.test:8080 {\n import lim\n respond ok\n}",
+			request{url: "http://one.f4a.test/"}, request{url: "http://two.f4a.test/"},
+		},
+		{
+			"two ports of one site", "http://f4b.test:8080, http://f4b.test:8081 {\n import lim\n respond ok\n}",
+			request{url: "http://f4b.test/", listen: ":8080"}, request{url: "http://f4b.test/", listen: ":8081"},
+		},
+		{
+			"two handles", "http://f4c.test:8080 {\n handle /a {\n import lim\n respond ok\n }\n handle {\n import lim\n respond ok\n }\n}",
+			request{url: "http://f4c.test/a"}, request{url: "http://f4c.test/b"},
+		},
+		{
+			"a site and its errors", "http://f4d.test:8080 {\n import lim\n respond /ok ok\n error /bad 404\n handle_errors 404 {\n import lim\n respond ok 200\n }\n}",
+			request{url: "http://f4d.test/ok"}, request{url: "http://f4d.test/bad"}.from(clientB),
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newEdge(t, snippet+c.site)
+			assert.Equal(t, 1, e.served(3, c.first))
+			assert.Equal(t, 1, e.served(3, c.second))
+		})
+	}
+}
+
+// The topology may differ between handlers of a named stack: it says how to find the client, not what to count.
+func TestANamedStackMayHaveSeveralTopologies(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+http://direct.topo.test:8080 {
+	tiered_limit topo {
+		trusted_hops 0
+		tier ip 2/m
+	}
+	respond {http.tiered_limit.client_ip}
+}
+http://proxied.topo.test:8080 {
+	tiered_limit topo {
+		trusted_hops 1
+		tier ip 2/m
+	}
+	respond {http.tiered_limit.client_ip}
+}`)
+	direct := request{url: "http://direct.topo.test/"}.from(clientA)
+	proxied := request{url: "http://proxied.topo.test/"}.with("X-Forwarded-For", clientA)
+	assert.Equal(t, clientA, e.send(direct).Body.String())
+	assert.Equal(t, clientA, e.send(proxied).Body.String())
+	wantRefused(t, e.send(direct), "ip")
+	wantRefused(t, e.send(proxied), "ip")
+}
