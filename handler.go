@@ -99,7 +99,26 @@ func (rec *record) decide(now time.Time) (outcome, error) {
 		return outcomeStoreError, err
 	}
 	rec.verdict.now = decision.Now
+	rec.settled = rec.judged
+	if h.DryRun && decision.RefusedBy >= 0 {
+		rec.settled = rec.charged(sc, decision.RefusedBy)
+	}
 	return rec.read(sc, decision, now), nil
+}
+
+// charged are the tiers that were charged although one behind them refused. After a dry stack has let such a request
+// pass, the others may still refuse it in a live handler of the same name.
+func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
+	set, at := uint64(0), 0
+	for i := range sc.claims[:refusedBy] {
+		t := rec.h.tiers[sc.claims[i].Tier]
+		states := sc.states[at : at+len(t.spec.Limits)]
+		at += len(states)
+		if t.spec.Charge == ChargeChecked && !anyExceeded(states) {
+			set |= 1 << t.index
+		}
+	}
+	return set
 }
 
 // claim collects one claim for each tier that concerns the request and can tell whom to count. A dry tier that cannot
@@ -111,7 +130,7 @@ func (rec *record) claim(sc *scratch) error {
 		if err != nil && !t.spec.DryRun {
 			return err
 		}
-		if err != nil || !concerned || rec.prev != nil && rec.wasJudged(t.name) {
+		if err != nil || !concerned || rec.prev != nil && rec.wasSettled(t.name) {
 			continue
 		}
 		claim := Claim{Tier: t.index, Identity: t.fixed}

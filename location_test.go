@@ -378,3 +378,23 @@ http://proxied.topo.test:8080 {
 	wantRefused(t, e.send(direct), "ip")
 	wantRefused(t, e.send(proxied), "ip")
 }
+
+// A dry handler of a named stack takes nothing away from a live one behind it.
+func TestDryHandlerBeforeALiveOne(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		charge string
+		want   []int
+		ip     int64 // used after the requests
+	}{
+		{"served", []int{200, 200, 429, 429}, 2},
+		{"checked", []int{200, 200, 429, 429}, 4},
+	} {
+		name := "dry-before-live-" + c.charge
+		tiers := "trusted_hops 0\ncharge " + c.charge + "\ntier ip 100/m\ntier global 2/m\n}\n"
+		e := newEdge(t, freshListen()+" {\nroute {\ntiered_limit "+name+" {\ndry_run\n"+tiers+"tiered_limit "+name+" {\n"+tiers+"respond ok\n}\n}")
+		assert.Equal(t, c.want, e.statuses(4, request{}), c.charge)
+		assert.Equal(t, []int64{c.ip}, e.used(name, "ip", request{}), "%s: charged once for each request", c.charge)
+		assert.Equal(t, []int64{2}, e.used(name, "global", request{}), c.charge)
+	}
+}

@@ -28,6 +28,7 @@ type record struct {
 	masked   netip.Addr
 
 	judged   uint64 // the tiers, by index, that have had their say
+	settled  uint64 // those of them that a later handler of the stack has not to ask again
 	unproven bool   // the address that a tier's key needs may be forged
 	verdict  verdict
 	dryTier  string // the first dry tier that would have refused
@@ -75,14 +76,14 @@ func (rec *record) newest() *record {
 // String keeps the record out of what the variable's placeholder would print.
 func (rec *record) String() string { return "" }
 
-// wasJudged tells whether a tier of a shared stack has had its say earlier in this request.
-func (rec *record) wasJudged(name string) bool {
+// wasSettled tells whether a tier of a shared stack has had its say earlier in this request.
+func (rec *record) wasSettled(name string) bool {
 	for p := rec.prev; p != nil; p = p.prev {
 		if p.h.run != rec.h.run {
 			continue
 		}
 		for _, t := range p.h.tiers {
-			if p.judged&(1<<t.index) != 0 && t.name == name {
+			if p.settled&(1<<t.index) != 0 && t.name == name {
 				return true
 			}
 		}
