@@ -1,12 +1,12 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
+	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,17 +23,19 @@ type process struct {
 	exited chan struct{} // closed when it has ended
 	err    error         // how it ended
 
-	mu   sync.Mutex
-	text bytes.Buffer
+	// log holds what it prints. A file has everything as soon as the process has written it; a pipe would not.
+	log *os.File
 }
 
 // startProcess starts a command in a process group of its own, which is ended when the test ends.
 func startProcess(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
-	p := &process{cmd: cmd, exited: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = p, p
+	log, err := os.CreateTemp("", "tl-log")
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(log.Name()))
+	p := &process{cmd: cmd, exited: make(chan struct{}), log: log}
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.WaitDelay = 5 * time.Second
 	require.NoError(t, cmd.Start())
 	go func() {
 		p.err = cmd.Wait()
@@ -48,18 +50,13 @@ func startProcess(t *testing.T, cmd *exec.Cmd) *process {
 	return p
 }
 
-// Write takes what the process prints.
-func (p *process) Write(text []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.Write(text)
-}
-
 // output is everything that the process has printed so far.
 func (p *process) output() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.text.String()
+	text, err := io.ReadAll(io.NewSectionReader(p.log, 0, math.MaxInt64))
+	if err != nil {
+		return "cannot be read: " + err.Error()
+	}
+	return string(text)
 }
 
 // signal sends a signal to the process.
