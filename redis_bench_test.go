@@ -1,0 +1,182 @@
+package tieredlimit
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/redistest"
+)
+
+// bareScript is the least that a limiter on Redis does.
+var bareScript = newRedisScript(`local n = redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return n`)
+
+const (
+	redisBenchCallers = 64
+	redisBenchRounds  = 7
+	redisBenchOps     = 20_000
+	redisBenchClients = 10_000
+)
+
+// redisRate calls f from many goroutines, and returns how often it was called in a second.
+func redisRate(callers, ops int, f func(n int)) float64 {
+	var wait sync.WaitGroup
+	begin := time.Now()
+	for caller := range callers {
+		wait.Go(func() {
+			for n := caller; n < ops; n += callers {
+				f(n)
+			}
+		})
+	}
+	wait.Wait()
+	return float64(ops) / time.Since(begin).Seconds()
+}
+
+func redisMedian(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// identities are made before the clock runs.
+func identities(count int) [][]byte {
+	all := make([][]byte, count)
+	for i := range all {
+		all[i] = strconv.AppendInt([]byte("198.51.100."), int64(i), 10)
+	}
+	return all
+}
+
+// BenchmarkRedisAgainstBare compares decisions with a bare script of INCR and PEXPIRE, in turns in one run, through the
+// same client.
+func BenchmarkRedisAgainstBare(b *testing.B) {
+	server := redistest.Start(b)
+	hour := time.Hour
+	one := replica(b, named(stackOf(plainTier("ip", 1<<30, hour)), "one"), on(server))
+	three := one.sibling(b, named(stackOf(plainTier("ip", 1<<30, hour), plainTier("user", 1<<30, hour),
+		TierSpec{Name: "global", Limits: []Limit{{1 << 30, hour}}, Single: true}), "three"))
+	connect(b, one)
+	who := identities(redisBenchClients)
+	client := *one.link.client.Load()
+	decide := func(c *redisCounters, tiers int) func(int) {
+		return func(n int) {
+			claims := [3]Claim{{Tier: 0, Identity: who[n%redisBenchClients]}, {Tier: 1, Identity: who[n%redisBenchClients]},
+				{Tier: 2, Identity: []byte("all")}}
+			var into [3]State
+			if _, err := c.Take(context.Background(), time.Time{}, claims[:tiers], into[:tiers]); err != nil {
+				b.Error(err)
+			}
+		}
+	}
+	contenders := []struct {
+		name string
+		call func(int)
+	}{
+		{"bare", func(n int) {
+			keys, args := []string{"bare:" + strconv.Itoa(n%redisBenchClients)}, []string{"60000"}
+			if err := bareScript.run(context.Background(), client, keys, args).Error(); err != nil {
+				b.Error(err)
+			}
+		}},
+		{"one tier", decide(one, 1)},
+		{"three tiers", decide(three, 3)},
+	}
+	for b.Loop() {
+		for _, callers := range []int{redisBenchCallers, 1} {
+			rates := make([][]float64, len(contenders))
+			ratios := make([][]float64, len(contenders))
+			for range redisBenchRounds {
+				for i, c := range contenders {
+					rates[i] = append(rates[i], redisRate(callers, redisBenchOps*callers/redisBenchCallers+2000, c.call))
+					last := len(rates[i]) - 1
+					ratios[i] = append(ratios[i], rates[i][last]/rates[0][last])
+				}
+			}
+			for i, c := range contenders {
+				b.Logf("%2d callers, %-11s %8.0f/s, %.2f of bare", callers, c.name, redisMedian(rates[i]), redisMedian(ratios[i]))
+			}
+		}
+	}
+}
+
+// sibling is another stack on the same connection.
+func (c *redisCounters) sibling(b *testing.B, spec StackSpec) *redisCounters {
+	s := &redisCounters{keys: c.keys, link: c.link, timeout: c.timeout, onError: c.onError, clock: c.clock}
+	for i := range spec.Tiers {
+		s.letters += redisLetters(spec.Tiers[i])
+		s.tiers = append(s.tiers, redisTier{})
+		s.tiers[i].set(c.keys, spec.Tiers[i])
+	}
+	s.stack = c.link.stack(c.keys.stack(spec.Name))
+	b.Cleanup(s.stack.leave)
+	return s
+}
+
+// BenchmarkRedisRefusedAgain compares a refusal from memory with one by the memory store, in turns in one run.
+func BenchmarkRedisRefusedAgain(b *testing.B) {
+	server := redistest.Start(b)
+	for _, clients := range []int{1, 10_000} {
+		spec := stackOf(plainTier("ip", 1<<30, day), plainTier("user", 1, day),
+			TierSpec{Name: "global", Limits: []Limit{{1 << 30, day}}, Single: true})
+		spec = named(spec, "refused"+strconv.Itoa(clients))
+		c := replica(b, spec, on(server))
+		frozen := redisClock()
+		c.clock = func() time.Duration { redisClock(); return frozen } // nothing is asked again while this runs
+		memory, err := new(Memory).Open(spec)
+		require.NoError(b, err)
+		who := identities(clients)
+		now := time.Now()
+		refused := func(counters Counters) func(int) {
+			return func(n int) {
+				claims := [3]Claim{{Tier: 0, Identity: who[n%clients]}, {Tier: 1, Identity: who[n%clients]},
+					{Tier: 2, Identity: []byte("all")}}
+				var into [3]State
+				if _, err := counters.Take(context.Background(), now, claims[:], into[:]); err != nil {
+					b.Error(err)
+				}
+			}
+		}
+		for range 2 {
+			redisRate(8, clients, refused(c))
+			redisRate(8, clients, refused(memory))
+		}
+		var ratios, ours, theirs []float64
+		for range redisBenchRounds {
+			ours = append(ours, 1e9/redisRate(1, 200_000, refused(c)))
+			theirs = append(theirs, 1e9/redisRate(1, 200_000, refused(memory)))
+			ratios = append(ratios, ours[len(ours)-1]/theirs[len(theirs)-1])
+		}
+		b.Logf("%5d clients: remembered %.0f ns, memory store %.0f ns, ratio %.2f", clients, redisMedian(ours), redisMedian(theirs),
+			redisMedian(ratios))
+		b.ReportMetric(redisMedian(ratios), "of-memory-"+strconv.Itoa(clients))
+		b.ReportMetric(testing.AllocsPerRun(1000, func() { refused(c)(0) }), "allocs-"+strconv.Itoa(clients))
+		require.NoError(b, memory.Close())
+	}
+	for b.Loop() {
+	}
+}
+
+// BenchmarkRedisTake is one decision of three tiers, for profiles and allocations.
+func BenchmarkRedisTake(b *testing.B) {
+	server := redistest.Start(b)
+	c := replica(b, stackOf(plainTier("ip", 1<<30, day), plainTier("user", 1<<30, day),
+		TierSpec{Name: "global", Limits: []Limit{{1 << 30, day}}, Single: true}), on(server))
+	who := identities(redisBenchClients)
+	b.ReportAllocs()
+	b.SetParallelism(redisBenchCallers / 2)
+	b.RunParallel(func(pb *testing.PB) {
+		var into [3]State
+		for n := 0; pb.Next(); n++ {
+			id := who[n%redisBenchClients]
+			claims := [3]Claim{{Tier: 0, Identity: id}, {Tier: 1, Identity: id}, {Tier: 2, Identity: []byte("all")}}
+			if _, err := c.Take(context.Background(), time.Time{}, claims[:], into[:]); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}
