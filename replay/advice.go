@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"fmt"
 	"math"
 	"slices"
 )
@@ -11,33 +12,59 @@ type limitAdvice struct {
 	reason string
 }
 
-// Least numbers of uses (by a client in a window) that a limit is concluded from.
+// Least numbers that a limit is concluded from, and what sets a few clients apart from all others.
 const (
-	leastUses       = 100
-	leastUsesSingle = 10 // of a bucket for everybody
+	leastPeaks       = 20 // clients
+	leastUses        = 100
+	leastUsesSingle  = 10 // windows of a bucket for everybody
+	outlierFactor    = 3  // so many times as much as the next one
+	outlierLeast     = 10 // and no less than this
+	outlierMostShare = 20 // and no more clients than one in so many
 )
 
-// adviseLimit concludes a limit from how often each use occurred: half as much again as nearly all clients need, rounded
-// up. Nearly all are 99.9 % of the uses; if the last of them lie far above the rest, and so are not like others, 99 %.
-func adviseLimit(uses []spreadValue, single bool) limitAdvice {
-	var n int64
-	for _, u := range uses {
-		n += u.times
-	}
-	if single {
-		if n < leastUsesSingle {
-			return limitAdvice{reason: "too few windows to tell"}
-		}
+// adviseLimit concludes a limit that hits nobody who is like others: half as much again as the most that a client sent
+// in a window, rounded up. A few clients that sent far more than all others are left out of that.
+func adviseLimit(uses, peaks []spreadValue, single bool) limitAdvice {
+	windows, clients := occurrences(uses), occurrences(peaks)
+	switch {
+	case single && windows < leastUsesSingle:
+		return limitAdvice{reason: "too few windows to tell"}
+	case single:
 		return limitAdvice{count: roundUp(quantile(uses, 1) * 3 / 2), reason: "1.5 times the busiest window"}
-	}
-	if n < leastUses {
+	case clients < leastPeaks || windows < leastUses:
 		return limitAdvice{reason: "too few clients and windows to tell"}
 	}
-	p99, p999 := quantile(uses, 0.99), quantile(uses, 0.999)
-	if p999 > 4*p99 {
-		return limitAdvice{count: roundUp(p99 * 3 / 2), reason: "1.5 times the 99th percentile; the last percent lies far above the rest"}
+	most, outliers := usual(peaks, clients)
+	reason := "1.5 times the most that a client sent"
+	if outliers > 0 {
+		reason = fmt.Sprintf("1.5 times the most that clients sent, but for %s that sent at least %d times as much",
+			plural(outliers, "client"), outlierFactor)
 	}
-	return limitAdvice{count: roundUp(p999 * 3 / 2), reason: "1.5 times the 99.9th percentile"}
+	return limitAdvice{count: roundUp(most * 3 / 2), reason: reason}
+}
+
+// usual is the most that clients sent which are like others, and how many are not: those above the widest gap.
+func usual(peaks []spreadValue, clients int64) (most, outliers int64) {
+	most = peaks[len(peaks)-1].value
+	var above int64
+	widest := float64(outlierFactor)
+	for i := len(peaks) - 1; i > 0; i-- {
+		if above += peaks[i].times; above > max(1, clients/outlierMostShare) || peaks[i].value < outlierLeast {
+			break
+		}
+		if gap := float64(peaks[i].value) / float64(peaks[i-1].value); gap >= widest {
+			widest, most, outliers = gap, peaks[i-1].value, above
+		}
+	}
+	return most, outliers
+}
+
+// occurrences is how often all values together occurred.
+func occurrences(list []spreadValue) (n int64) {
+	for _, v := range list {
+		n += v.times
+	}
+	return n
 }
 
 // roundUp is the next number with at most two digits before its zeros, of which the second is 0 or 5 from 100 on.

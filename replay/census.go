@@ -195,11 +195,8 @@ func (s *spread) sorted() []spreadValue {
 
 // quantile is the least value that a share q of all values do not exceed. It is 0 without values.
 func quantile(list []spreadValue, q float64) int64 {
-	var n, sum int64
-	for _, v := range list {
-		n += v.times
-	}
-	rank := int64(math.Ceil(q * float64(n)))
+	var sum int64
+	rank := int64(math.Ceil(q * float64(occurrences(list))))
 	for _, v := range list {
 		if sum += v.times; sum >= max(rank, 1) {
 			return v.value

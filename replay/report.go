@@ -396,7 +396,7 @@ func (t *tierTally) limit(i int, limit LimitInfo, shape Shape) LimitReport {
 		P50: quantile(uses, 0.5), P99: quantile(uses, 0.99), P999: quantile(uses, 0.999), Max: quantile(uses, 1),
 		uses: uses, peaks: peaks, window: limit.Window,
 	}
-	advice := adviseLimit(uses, t.info.Single)
+	advice := adviseLimit(uses, peaks, t.info.Single)
 	rep.Suggested, rep.Why = advice.count, advice.reason
 	if len(uses) == 0 {
 		return rep

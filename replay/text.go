@@ -83,9 +83,12 @@ func (t *textReport) table(indent string, rows [][]string) {
 		line := indent
 		for i, cell := range row {
 			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if i == 0 {
+			switch {
+			case i == 0:
 				line += cell + pad
-			} else {
+			case strings.HasPrefix(cell, "<-"):
+				line += "  " + cell
+			default:
 				line += "  " + pad + cell
 			}
 		}
@@ -149,14 +152,7 @@ func (t *textReport) topology(r *TopologyReport) {
 	for _, s := range r.Stated {
 		t.field("config", fmt.Sprintf("stack %q: %s%s", s.Stack, s.Says, s.fits()))
 	}
-	last := 0
-	for _, p := range r.Peers {
-		for n, count := range p.Lengths {
-			if count > 0 {
-				last = max(last, n)
-			}
-		}
-	}
+	last := r.longest()
 	head := []string{"peer", "requests"}
 	for n := range last + 1 {
 		head = append(head, lengthName(n))
@@ -172,6 +168,18 @@ func (t *textReport) topology(r *TopologyReport) {
 	fmt.Fprintf(t, "\n  Requests by the number of entries in the header, for the busiest of %s:\n",
 		plural(int64(r.AllPeers), "peer"))
 	t.table("    ", rows)
+}
+
+// longest is the length of the longest chain of the peers that are listed.
+func (r *TopologyReport) longest() (longest int) {
+	for _, p := range r.Peers {
+		for n, count := range p.Lengths {
+			if count > 0 {
+				longest = max(longest, n)
+			}
+		}
+	}
+	return longest
 }
 
 // fits says whether a statement agrees with the log.
