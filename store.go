@@ -101,7 +101,7 @@ type State struct {
 	Left time.Duration
 
 	// Exceeded tells that the limit did not admit this hit: the tier refused the request, or would have if it were
-	// not a dry one.
+	// not a dry one. It is false for claims behind a refusal, which are not asked.
 	Exceeded bool
 }
 
