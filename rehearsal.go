@@ -169,7 +169,9 @@ func (s *rehearsal) tell(decision Decision, v *replay.Verdict) {
 func (s *rehearsal) KeyText(tier int) []string { return s.rec.keyText(s.h.tiers[tier]) }
 
 // Skipped implements [replay.Stack].
-func (s *rehearsal) Skipped(tier int) int64 { return s.h.tiers[tier].meter.skipped.Load() - s.skip[tier] }
+func (s *rehearsal) Skipped(tier int) int64 {
+	return s.h.tiers[tier].meter.skipped.Load() - s.skip[tier]
+}
 
 // Close implements [replay.Stack].
 func (s *rehearsal) Close() error { return s.h.Cleanup() }
