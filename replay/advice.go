@@ -43,17 +43,16 @@ func adviseLimit(uses, peaks []spreadValue, single bool) limitAdvice {
 	return limitAdvice{count: roundUp(most * 3 / 2), reason: reason}
 }
 
-// usual is the most that clients sent which are like others, and how many are not: those above the widest gap.
+// usual is the most that clients sent which are like others, and how many are not: those above a gap.
 func usual(peaks []spreadValue, clients int64) (most, outliers int64) {
 	most = peaks[len(peaks)-1].value
 	var above int64
-	widest := float64(outlierFactor)
 	for i := len(peaks) - 1; i > 0; i-- {
 		if above += peaks[i].times; above > max(1, clients/outlierMostShare) || peaks[i].value < outlierLeast {
 			break
 		}
-		if gap := float64(peaks[i].value) / float64(peaks[i-1].value); gap >= widest {
-			widest, most, outliers = gap, peaks[i-1].value, above
+		if peaks[i].value >= outlierFactor*peaks[i-1].value {
+			most, outliers = peaks[i-1].value, above
 		}
 	}
 	return most, outliers

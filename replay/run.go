@@ -10,8 +10,6 @@ import (
 	"io"
 	"sync/atomic"
 	"time"
-
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // Options say what to replay.
@@ -126,7 +124,7 @@ func parseUnit(name string) (durationUnit, error) {
 // plan compiles the config. Without one there is a single server that has no stack.
 func (o *Options) plan() (*plan, error) {
 	if o.Config == nil {
-		p := &plan{sites: []*site{{name: "all", chains: newChainStudy(), server: new(caddyhttp.Server)}}}
+		p := &plan{sites: []*site{{name: "all", chains: newChainStudy(), server: noServer}}}
 		p.needs.settle()
 		return p, nil
 	}

@@ -30,6 +30,9 @@ type site struct {
 	failure  error // of the first
 }
 
+// noServer stands for a server where there is no config.
+var noServer = new(caddyhttp.Server)
+
 func newSite(name string, raw *rawServer, httpsPort string) *site {
 	s := &site{name: name, listen: raw.Listen, tls: raw.overTLS(httpsPort), chains: newChainStudy()}
 	for _, addr := range raw.Listen {
