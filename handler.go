@@ -90,7 +90,7 @@ func (rec *record) decide(now time.Time) (outcome, error) {
 	if err := rec.claim(sc); err != nil {
 		return outcomeTooEarly, err
 	}
-	rec.verdict.now = now
+	rec.verdict.now = now.UnixMilli()
 	if len(sc.claims) == 0 {
 		return outcomeServed, nil
 	}
@@ -98,7 +98,7 @@ func (rec *record) decide(now time.Time) (outcome, error) {
 	if err != nil {
 		return outcomeStoreError, err
 	}
-	rec.verdict.now = decision.Now
+	rec.verdict.now = decision.Now.UnixMilli()
 	rec.settled = rec.judged
 	if h.DryRun && decision.RefusedBy >= 0 {
 		rec.settled = rec.charged(sc, decision.RefusedBy)
@@ -199,7 +199,7 @@ func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
 			if anyExceeded(states) {
 				h.noteRefusal(rec, t, true, now)
 				out = outcomeDryRefused
-				rec.dryTier = cmp.Or(rec.dryTier, t.name)
+				rec.dryTier = cmp.Or(rec.dryTier, t)
 			}
 		case decision.RefusedBy < 0:
 			rec.readServed(t, states)
@@ -214,7 +214,7 @@ func (rec *record) readRefusal(t *tier, states []State) {
 	*v = verdict{refused: true, tier: t, now: v.now}
 	for j := range states {
 		if states[j].Exceeded && states[j].Left > v.left {
-			v.limit, v.used, v.left = j, states[j].Used, states[j].Left
+			v.limit, v.used, v.left = int32(j), states[j].Used, states[j].Left
 		}
 	}
 }
@@ -222,7 +222,7 @@ func (rec *record) readRefusal(t *tier, states []State) {
 // readServed takes a limit as the binding one if it leaves a smaller share than those before it.
 func (rec *record) readServed(t *tier, states []State) {
 	for j := range states {
-		v := verdict{tier: t, limit: j, used: states[j].Used, left: states[j].Left, now: rec.verdict.now}
+		v := verdict{tier: t, limit: int32(j), used: states[j].Used, left: states[j].Left, now: rec.verdict.now}
 		if v.tighter(&rec.verdict) {
 			rec.verdict = v
 		}

@@ -137,7 +137,7 @@ func (s *rehearsal) decide(q *replay.Query, v *replay.Verdict) (outcome, error) 
 		}
 		return hidden
 	})
-	rec.verdict.now = q.Now
+	rec.verdict.now = q.Now.UnixMilli()
 	if len(sc.claims) == 0 {
 		return outcomeServed, nil
 	}

@@ -77,6 +77,7 @@ type tier struct {
 	spec       TierSpec
 	policies   []string // names of the limits in structured fields: ip, ip.2
 	counts     []string // the limits' counts as text
+	windows    []string // the limits' windows in seconds as text
 	keys       []key
 	fixed      []byte // the identity, where it never varies
 	usesClient bool
@@ -119,6 +120,7 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		c.policies = policyNames(t)
 		for _, l := range t.Limits {
 			c.counts = append(c.counts, strconv.FormatInt(l.Count, 10))
+			c.windows = append(c.windows, decimalSeconds(time.Duration(l.Window)))
 		}
 		h.tiers = append(h.tiers, c)
 	}
