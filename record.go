@@ -27,13 +27,14 @@ type record struct {
 	client   client
 	masked   netip.Addr
 
-	judged   uint64 // the tiers, by index, that have had their say
-	settled  uint64 // those of them that a later handler of the stack has not to ask again
-	unproven bool   // the address that a tier's key needs may be forged
-	verdict  verdict
-	dryTier  string // the first dry tier that would have refused
-	outcome  outcome
-	out      fieldWriter
+	judged    uint64 // the tiers, by index, that have had their say
+	settled   uint64 // those of them that a later handler of the stack has not to ask again
+	unproven  bool   // the address that a tier's key needs may be forged
+	verdict   verdict
+	dryTier   string // the first dry tier that would have refused
+	dryHeader bool   // one of those that would have refused wants the response to tell
+	outcome   outcome
+	out       fieldWriter
 }
 
 // verdict is what was decided, in terms of the limit that binds: the refusing one, or the one with the least left.
