@@ -2,6 +2,8 @@ package tieredlimit
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,7 +24,8 @@ type App struct {
 	stacks   map[string]*stackRun
 	servers  map[*caddyhttp.Server]*liveServer
 	defined  map[stackTier]*tierDefinition
-	handlers map[*Handler]bool
+	handlers map[*Handler]int // in which order they came
+	arrived  int
 }
 
 // stackTier names a tier of a stack.
@@ -59,7 +62,7 @@ func (a *App) Provision(caddy.Context) error {
 	a.stacks = make(map[string]*stackRun)
 	a.servers = make(map[*caddyhttp.Server]*liveServer)
 	a.defined = make(map[stackTier]*tierDefinition)
-	a.handlers = make(map[*Handler]bool)
+	a.handlers = make(map[*Handler]int)
 	return nil
 }
 
@@ -130,7 +133,8 @@ func (a *App) arrive(server *caddyhttp.Server, namedRoute bool) *liveServer {
 func (a *App) define(h *Handler) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.handlers[h] = true
+	a.arrived++
+	a.handlers[h] = a.arrived
 	if h.Name == "" {
 		return nil
 	}
@@ -147,6 +151,13 @@ func (a *App) define(h *Handler) error {
 		}
 	}
 	return nil
+}
+
+// inOrder lists the handlers in the order in which they were provisioned.
+func (a *App) inOrder() []*Handler {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(a.handlers), func(x, y *Handler) int { return a.handlers[x] - a.handlers[y] })
 }
 
 // leave forgets a handler.

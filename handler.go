@@ -34,6 +34,11 @@ func (rec *record) judge(w http.ResponseWriter, next caddyhttp.Handler, now time
 	if out == outcomeRefused {
 		return h.refuse(w, rec)
 	}
+	if out == outcomeDryRefused && rec.tellsDryRun() {
+		f := newDryRunWriter(w, rec.r)
+		defer f.settle()
+		w = f
+	}
 	if h.DryRun || rec.verdict.tier == nil || !h.answer.tellsWhenServed() {
 		return next.ServeHTTP(w, rec.r)
 	}
@@ -94,9 +99,12 @@ func (rec *record) decide(now time.Time) (outcome, error) {
 	if len(sc.claims) == 0 {
 		return outcomeServed, nil
 	}
-	decision, err := h.counters.Take(rec.r.Context(), now, sc.claims, sc.states)
+	decision, err := h.take(rec.r.Context(), now, sc)
 	if err != nil {
 		return outcomeStoreError, err
+	}
+	if decision.Without != "" {
+		h.storeMeter.failed(decision.Without)
 	}
 	rec.verdict.now = decision.Now.UnixMilli()
 	rec.settled = rec.judged
@@ -190,14 +198,15 @@ func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
 		switch {
 		case i == decision.RefusedBy:
 			rec.readRefusal(t, states)
-			h.noteRefusal(rec, t, h.DryRun, now)
+			h.noteRefusal(rec, refusal{tier: t, identity: sc.claims[i].Identity, dry: h.DryRun, at: decision.Now}, now)
 			if h.DryRun {
 				return outcomeDryRefused
 			}
 			return outcomeRefused
 		case t.spec.DryRun:
 			if anyExceeded(states) {
-				h.noteRefusal(rec, t, true, now)
+				h.noteRefusal(rec, refusal{tier: t, identity: sc.claims[i].Identity, dry: true, at: decision.Now}, now)
+				rec.dryHeader = rec.dryHeader || t.dryHeader
 				out = outcomeDryRefused
 				rec.dryTier = cmp.Or(rec.dryTier, t)
 			}

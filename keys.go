@@ -74,10 +74,7 @@ func defaultKeys(name string) [][]string {
 
 // compileKeys compiles the keys of a tier, refusing placeholders that do not exist or can never limit.
 func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error) {
-	lines := t.Keys
-	if len(lines) == 0 {
-		lines = defaultKeys(t.Name)
-	}
+	lines := t.keyLines()
 	if len(lines) > 255 {
 		return nil, fmt.Errorf("has %d keys; at most 255 are possible", len(lines))
 	}
@@ -215,14 +212,32 @@ func (k *key) appendIdentity(buf []byte, src keySource) ([]byte, bool) {
 			buf = part[i].appendValue(buf, src)
 			found = found || part[i].kind != segmentLiteral && len(buf) > before
 		}
-		content := buf[start+4:]
-		binary.BigEndian.PutUint32(buf[start:], uint32(len(content)))
-		if len(content) > maxPart {
-			sum := sha256.Sum256(content)
-			buf = append(buf[:start+4], sum[:]...)
-		}
+		buf = closePart(buf, start)
 	}
 	return buf, found
+}
+
+// closePart writes the length of a part that begins at start into the four bytes that were left there, and replaces a
+// long part by its digest.
+func closePart(buf []byte, start int) []byte {
+	content := buf[start+4:]
+	binary.BigEndian.PutUint32(buf[start:], uint32(len(content)))
+	if len(content) > maxPart {
+		sum := sha256.Sum256(content)
+		buf = append(buf[:start+4], sum[:]...)
+	}
+	return buf
+}
+
+// appendTexts appends the identity that parts with these values have under the key.
+func (k *key) appendTexts(buf []byte, parts []string) []byte {
+	buf = k.appendPrefix(buf)
+	for _, text := range parts {
+		start := len(buf)
+		buf = append(buf, 0, 0, 0, 0)
+		buf = closePart(append(buf, text...), start)
+	}
+	return buf
 }
 
 func (s *segment) appendValue(buf []byte, src keySource) []byte {

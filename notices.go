@@ -28,9 +28,26 @@ func (l *refusalLog) next(now time.Time) (count int64, write bool) {
 	return l.since.Swap(0), true
 }
 
-// noteRefusal counts a refusal, real or dry, and logs it if its tier has had no line in this second.
-func (h *Handler) noteRefusal(rec *record, t *tier, dry bool, now time.Time) {
+// refusal is a refusal, real or dry, as far as it is counted and told.
+type refusal struct {
+	tier     *tier
+	identity []byte
+	dry      bool
+	at       time.Time // on the store's clock
+}
+
+// noteRefusal counts a refusal, announces it where that is asked for, and logs it if its tier has had no line in this
+// second.
+func (h *Handler) noteRefusal(rec *record, r refusal, now time.Time) {
+	t, dry := r.tier, r.dry
 	t.meter.refused(dry)
+	print := fingerprint(r.identity)
+	if i := t.meter.worst.add(print, r.at, t.longest); i >= 0 && h.LogKeys {
+		t.meter.worst.name(i, print, rec.keyText(t))
+	}
+	if h.herald != nil && !dry {
+		h.announce(rec, &r)
+	}
 	count, write := t.log.next(now)
 	if !write {
 		return

@@ -31,9 +31,10 @@ type record struct {
 	verdict verdict
 	dryTier *tier // the first dry one that would have refused
 
-	resolved bool // client and masked are known
-	unproven bool // the address that a tier's key needs may be forged
-	outcome  outcome
+	resolved  bool // client and masked are known
+	unproven  bool // the address that a tier's key needs may be forged
+	dryHeader bool // a dry tier that would have refused wants the response to tell
+	outcome   outcome
 
 	out fieldWriter
 }

@@ -290,4 +290,5 @@ func (c *redisCounters) lettersOf(claims []Claim) string {
 var (
 	_ Counters  = (*redisCounters)(nil)
 	_ Connector = (*redisCounters)(nil)
+	_ Fallible  = (*redisCounters)(nil)
 )

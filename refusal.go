@@ -204,6 +204,7 @@ func routesMatch(routes caddyhttp.RouteList, r *http.Request) bool {
 // the store's user asked to serve it.
 func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.Handler, err error) error {
 	h.meter.count(outcomeStoreError)
+	h.storeMeter.failed(failureKind(err))
 	rec.logOutcome(outcomeStoreError, "")
 	if c := h.logger.Check(zap.DebugLevel, "the store could not decide a request"); c != nil {
 		c.Write(zap.String("stack", h.stackLabel), zap.Error(err))

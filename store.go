@@ -112,6 +112,10 @@ type Decision struct {
 
 	// Now is the time of the decision on the store's clock, to which State.Left may be added.
 	Now time.Time
+
+	// Without tells, where it is not empty, that the store itself could not decide and why, in a word as in
+	// [UnavailableError.Kind], and that it has decided by other means.
+	Without string
 }
 
 // Counters are the counters of one stack. Implementations are safe for concurrent use.

@@ -38,6 +38,9 @@ func (h *Handler) check() error {
 		}
 		seen[t.Name] = true
 	}
+	if h.DryRunHeader && !h.DryRun {
+		return errDryRunHeader
+	}
 	return h.checkAnswer()
 }
 
