@@ -11,11 +11,12 @@ import (
 // rehearsal judges recorded requests by one handler, at the times recorded, and serves none of them. It serves one
 // goroutine.
 type rehearsal struct {
-	h    *Handler
-	rec  *record // of the last request
-	sc   scratch
-	deps [][]string // header fields that each tier's keys read
-	skip []int64    // what the tiers' meters had skipped before
+	h      *Handler
+	rec    *record // of the last request
+	sc     scratch
+	deps   [][]string // header fields that each tier's keys read
+	skip   []int64    // what the tiers' meters had skipped before, or for another reason
+	before []int64    // what those of the hidden tiers had skipped before this request
 }
 
 // newRehearsal returns what judges requests as the handler does, and whether the handler is one of this module's.
@@ -127,16 +128,18 @@ func (s *rehearsal) begin(q *replay.Query) *record {
 func (s *rehearsal) decide(q *replay.Query, v *replay.Verdict) (outcome, error) {
 	sc, rec := &s.sc, s.rec
 	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
+	if err := s.hide(q, v); err != nil {
+		return outcomeTooEarly, err
+	}
 	if err := rec.claim(sc); err != nil {
 		return outcomeTooEarly, err
 	}
-	sc.claims = slices.DeleteFunc(sc.claims, func(c Claim) bool {
-		hidden := slices.ContainsFunc(s.deps[c.Tier], q.Hidden)
-		if hidden {
-			v.Hidden = append(v.Hidden, c.Tier)
+	if len(v.Hidden) > 0 {
+		sc.claims = slices.DeleteFunc(sc.claims, func(c Claim) bool { return slices.Contains(v.Hidden, c.Tier) })
+		for i, t := range v.Hidden {
+			s.skip[t] += s.h.tiers[t].meter.skipped.Load() - s.before[i] // it has a key, which is not known
 		}
-		return hidden
-	})
+	}
 	rec.verdict.now = q.Now.UnixMilli()
 	if len(sc.claims) == 0 {
 		return outcomeServed, nil
@@ -147,6 +150,25 @@ func (s *rehearsal) decide(q *replay.Query, v *replay.Verdict) (outcome, error) 
 	}
 	s.tell(decision, v)
 	return rec.read(sc, decision, q.Now), nil
+}
+
+// hide lists the tiers that concern the request but whose keys are not known.
+func (s *rehearsal) hide(q *replay.Query, v *replay.Verdict) error {
+	s.before = s.before[:0]
+	for i, t := range s.h.tiers {
+		if len(s.deps[i]) == 0 || !slices.ContainsFunc(s.deps[i], q.Hidden) {
+			continue
+		}
+		concerned, err := t.matches(q.Request)
+		if err != nil {
+			return err
+		}
+		if concerned {
+			v.Hidden = append(v.Hidden, i)
+			s.before = append(s.before, t.meter.skipped.Load())
+		}
+	}
+	return nil
 }
 
 // tell says which tiers were asked and which of their limits were exceeded.

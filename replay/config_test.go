@@ -103,8 +103,9 @@ func TestTheServerOfALine(t *testing.T) {
 	}{
 		{"by its logger", "http.log.access.log1", "x", true, "d"},
 		{"by its port", "http.log.access", "x:8080", false, "c"},
-		{"by TLS", "http.log.access", "x", true, "b"},
-		{"without TLS, one with a stack", "http.log.access", "x", false, "c"},
+		{"by the port of https", "http.log.access", "x", true, "b"},
+		{"by the port of http", "http.log.access", "x", false, "a"},
+		{"by TLS", "http.log.access", "x:9", false, "c"},
 		{"a logger that none states", "http.log.access.other", "x:8443", true, "d"},
 		{"a port that none has", "http.log.access", "x:1", true, "b"},
 		{"an IPv6 host", "http.log.access", "[::1]:8080", false, "c"},

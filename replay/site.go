@@ -76,7 +76,7 @@ func (s *site) failed(err error) {
 }
 
 // choose finds the server that a request came to. A log line does not say it, so servers are ruled out one by one: by
-// the logger's name, by the port in the Host field, and by whether the request came over TLS. What rules out all of
+// the logger's name, by the port in the Host field, or that of the protocol, and by whether the request came over TLS. What rules out all of
 // them rules out none. The first that is left, by name, is taken; of those, one that has a stack.
 func choose(sites []*site, logger, host string, tls bool) *site {
 	if len(sites) == 1 {
@@ -86,9 +86,13 @@ func choose(sites []*site, logger, host string, tls bool) *site {
 	if _, name, ok := strings.Cut(logger, "http.log.access."); ok {
 		left = narrow(left, func(s *site) bool { return slices.Contains(s.logger, name) })
 	}
-	if _, port, err := net.SplitHostPort(host); err == nil {
-		left = narrow(left, func(s *site) bool { return slices.Contains(s.ports, port) })
+	port := "80"
+	if _, p, err := net.SplitHostPort(host); err == nil {
+		port = p
+	} else if tls {
+		port = "443"
 	}
+	left = narrow(left, func(s *site) bool { return slices.Contains(s.ports, port) })
 	left = narrow(left, func(s *site) bool { return s.tls == tls })
 	left = narrow(left, func(s *site) bool { return s.server != nil })
 	return left[0]
