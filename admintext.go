@@ -274,7 +274,10 @@ func (t *tierView) rows(table *textTable) {
 	}
 	for i := range t.Limits {
 		verdict := "allows"
-		if t.Limits[i].Exceeded {
+		switch {
+		case t.Why != "":
+			verdict = t.Why
+		case t.Limits[i].Exceeded:
 			verdict = "refuses"
 		}
 		table.add(slices.Concat([]string{name, key, t.Limits[i].name()}, t.Limits[i].cells(), []string{verdict})...)

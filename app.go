@@ -1,9 +1,11 @@
 package tieredlimit
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -153,11 +155,22 @@ func (a *App) define(h *Handler) error {
 	return nil
 }
 
-// inOrder lists the handlers in the order in which they were provisioned.
+// inOrder lists the handlers by their servers' names, and those of a server in the order in which they were provisioned.
+// Servers are provisioned in no particular order.
 func (a *App) inOrder() []*Handler {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(a.handlers), func(x, y *Handler) int { return a.handlers[x] - a.handlers[y] })
+	return slices.SortedFunc(maps.Keys(a.handlers), func(x, y *Handler) int {
+		return cmp.Or(strings.Compare(x.serverName(), y.serverName()), a.handlers[x]-a.handlers[y])
+	})
+}
+
+// serverName is the name of the handler's server, if it has one.
+func (h *Handler) serverName() string {
+	if h.server == nil {
+		return ""
+	}
+	return h.server.Name()
 }
 
 // leave forgets a handler.

@@ -20,12 +20,12 @@ import (
 
 // requestQuestion describes a request: the body of POST /tiered_limit/explain.
 type requestQuestion struct {
-	Stack   string      `json:"stack"` // default: all
-	Peer    string      `json:"peer"`  // address, with or without a port; unix for a peer without one
-	Method  string      `json:"method"`
-	Scheme  string      `json:"scheme"` // default: what the server speaks
-	Host    string      `json:"host"`
-	Path    string      `json:"path"` // with the query, as sent
+	Stack  string `json:"stack"` // default: all
+	Peer   string `json:"peer"`  // address, with or without a port; unix for a peer without one
+	Method string `json:"method"`
+	Scheme string `json:"scheme"` // default: what the server speaks
+	Host   string `json:"host"`
+	Path   string `json:"path"` // with the query, as sent
 
 	// Headers are the fields, each with one line or an array of them.
 	Headers map[string]fieldLines `json:"headers"`
@@ -72,7 +72,7 @@ type tierView struct {
 	Charge      string         `json:"charge"`
 	DryRun      bool           `json:"dry_run,omitempty"`
 	Applies     bool           `json:"applies"`
-	Why         string         `json:"why,omitempty"` // it does not apply
+	Why         string         `json:"why,omitempty"` // it does not apply, or is not asked
 	Key         []string       `json:"key,omitempty"`
 	Line        int            `json:"line,omitempty"` // of the key among the tier's, from 1
 	Fingerprint string         `json:"fingerprint,omitempty"`
@@ -201,9 +201,8 @@ func (h *Handler) shadow() *Handler {
 
 // explain judges a described request as the handler would, charging nothing. The receiver must be a shadow.
 func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation, error) {
-	e := &explanation{Stack: h.stackLabel, Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []tierView{}}
-	if h.server != nil {
-		e.Server = h.server.Name()
+	e := &explanation{
+		Stack: h.stackLabel, Server: h.serverName(), Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []tierView{},
 	}
 	r, err := q.request(ctx, h.server)
 	if err != nil {
@@ -278,6 +277,9 @@ func (rec *record) view(sc *scratch, decision Decision, e *explanation) {
 		if t.fixed == nil {
 			v.Key = rec.keyText(t)
 			v.Line = int(identity[len(t.keys[0].digest)]) + 1
+		}
+		if decision.RefusedBy >= 0 && claim > decision.RefusedBy {
+			v.Why = "not asked, since a tier in front refuses"
 		}
 		at += len(states)
 		claim++

@@ -130,9 +130,8 @@ func (s *stackStatus) has(tier string) bool {
 
 // status describes the handler.
 func (h *Handler) status() handlerStatus {
-	s := handlerStatus{Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []string{}, Topology: h.topology.status(h.prefixes)}
-	if h.server != nil {
-		s.Server = h.server.Name()
+	s := handlerStatus{
+		Server: h.serverName(), Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []string{}, Topology: h.topology.status(h.prefixes),
 	}
 	for _, t := range h.tiers {
 		s.Tiers = append(s.Tiers, t.name)
