@@ -17,12 +17,17 @@ type refusalLog struct {
 	since  atomic.Int64 // refusals since then
 }
 
+// lateSeconds is how many seconds a refusal's time may be behind the latest line's without being a line of its own.
+// Requests are not refused in the order in which they came, least of all by a store that is far away; a time that is
+// further behind means that the clock was set back.
+const lateSeconds = 60
+
 // next counts a refusal and tells whether to write a line now, and for how many refusals it stands.
 func (l *refusalLog) next(now time.Time) (count int64, write bool) {
 	l.since.Add(1)
 	second := now.Unix()
 	last := l.second.Load()
-	if second == last || !l.second.CompareAndSwap(last, second) {
+	if second <= last && last-second < lateSeconds || !l.second.CompareAndSwap(last, second) {
 		return 0, false
 	}
 	return l.since.Swap(0), true
