@@ -84,8 +84,8 @@ func TestUnnamedStackStartsAnew(t *testing.T) {
 		"one host more": func(l string) (string, request) {
 			return "http://a.test" + l + ", http://b.test" + l + " {\n" + limit2 + "respond ok\n}", toPort("a.test", l)
 		},
-		"another port": func(l string) (string, request) {
-			l = freshListen()
+		"another port": func(string) (string, request) {
+			l := freshListen()
 			return hostSite("a.test", l, limit2), toPort("a.test", l)
 		},
 		"a name": func(l string) (string, request) {
