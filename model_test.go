@@ -395,6 +395,8 @@ func (r modelRand) tier(name string) *modelTier {
 	case (name == "ip" || name == "global") && r.IntN(4) > 0:
 	case r.IntN(5) == 0:
 		t.keys = [][]string{{"everybody"}}
+	case r.IntN(3) == 0:
+		t.keys = [][]string{{"user"}, {"client"}}
 	default:
 		for range 1 + r.IntN(3) {
 			t.keys = append(t.keys, pick(r, []string{"user"}, []string{"client"}, []string{"user", "method"}, []string{"client", "user"},
@@ -411,10 +413,14 @@ func (r modelRand) tiers(from []*modelTier) []*modelTier {
 	return list[:1+r.IntN(len(list))]
 }
 
-// handler makes a handler: one of a named stack, with some of its tiers, or an unnamed one.
-func (r modelRand) handler(c *modelConfig) *modelHandler {
+// handler makes a handler: one of a named stack, with some of its tiers, or an unnamed one. Behind others it often has
+// the name of one of them.
+func (r modelRand) handler(c *modelConfig, before ...*modelHandler) *modelHandler {
 	names := slices.Sorted(maps.Keys(c.defs))
-	h := &modelHandler{name: pick(r, append(names, "", "")...), dry: r.IntN(8) == 0}
+	h := &modelHandler{name: pick(r, append(names, "", "")...), dry: r.IntN(5) == 0}
+	if len(before) > 0 && r.IntN(2) == 0 {
+		h.name = pick(r, before...).name
+	}
 	if h.name != "" {
 		def := c.defs[h.name]
 		h.v4, h.charge, h.tiers = def.v4, def.charge, r.tiers(def.tiers)
@@ -445,8 +451,8 @@ func (r modelRand) config(listen string, named []string) *modelConfig {
 	}
 	for _, host := range []string{"a.test", "b.test", "c.test"}[:1+r.IntN(3)] {
 		s := &modelSite{host: host}
-		for range 1 + r.IntN(5)/3 {
-			s.handlers = append(s.handlers, r.handler(c))
+		for range 1 + r.IntN(5)/2 {
+			s.handlers = append(s.handlers, r.handler(c, s.handlers...))
 		}
 		c.sites = append(c.sites, s)
 	}
@@ -521,7 +527,7 @@ func (r modelRand) changeSites(c *modelConfig) {
 		*h = *r.handler(c)
 	case 2:
 		if len(s.handlers) < 3 {
-			s.handlers = append(s.handlers, r.handler(c))
+			s.handlers = append(s.handlers, r.handler(c, s.handlers...))
 		}
 	case 3:
 		if len(s.handlers) > 1 {
@@ -645,7 +651,7 @@ func TestModel(t *testing.T) {
 			require.NoError(t, into(s), name)
 		}
 	}
-	const episode, between = 5000, 250
+	const episode, between = 2000, 200
 	for ; steps > 0; steps -= episode {
 		runModel(t, seed, min(steps, episode), between)
 		seed++
