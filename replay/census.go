@@ -10,7 +10,7 @@ import (
 // goes on with a random half of them, and again, so that its memory is bounded and its shares stay right on average.
 type census struct {
 	limits  []LimitInfo
-	index   map[uint64]uint32
+	index   []uint32 // open addressing by hash: index of the client plus 1; 0: free
 	clients []censusClient
 	uses    []censusUse // of client i and limit j at i*len(limits)+j
 	use     []*spread   // by limit: uses of a client in a window
@@ -37,7 +37,7 @@ const maxClients = 1 << 19
 var censusSeed = maphash.MakeSeed()
 
 func newCensus(limits []LimitInfo) *census {
-	c := &census{limits: limits, index: make(map[uint64]uint32)}
+	c := &census{limits: limits, index: make([]uint32, 64)}
 	for range limits {
 		c.use = append(c.use, new(spread))
 	}
@@ -50,19 +50,10 @@ func (c *census) add(identity []byte, at int64, refused bool) uint64 {
 	if !c.sampled(hash) {
 		return hash
 	}
-	i, known := c.index[hash]
-	if !known {
-		if len(c.clients) == maxClients {
-			c.halve()
-			if !c.sampled(hash) {
-				return hash
-			}
-		}
-		i = uint32(len(c.clients))
-		c.index[hash] = i
-		c.clients = append(c.clients, censusClient{hash: hash})
-		for range c.limits {
-			c.uses = append(c.uses, censusUse{window: math.MinInt64})
+	i := c.find(hash)
+	if i < 0 {
+		if i = c.insert(hash); i < 0 {
+			return hash
 		}
 	}
 	client := &c.clients[i]
@@ -71,7 +62,7 @@ func (c *census) add(identity []byte, at int64, refused bool) uint64 {
 		client.refused++
 	}
 	for j := range c.limits {
-		u := &c.uses[int(i)*len(c.limits)+j]
+		u := &c.uses[i*len(c.limits)+j]
 		if window := windowOf(at, c.limits[j].Window); window != u.window {
 			c.fold(u, j)
 			u.window, u.count = window, 0
@@ -79,6 +70,55 @@ func (c *census) add(identity []byte, at int64, refused bool) uint64 {
 		u.count++
 	}
 	return hash
+}
+
+// find is the index of a client, or -1.
+func (c *census) find(hash uint64) int {
+	mask := uint64(len(c.index) - 1)
+	for at := hash & mask; c.index[at] != 0; at = (at + 1) & mask {
+		if i := int(c.index[at]) - 1; c.clients[i].hash == hash {
+			return i
+		}
+	}
+	return -1
+}
+
+// insert adds a client and returns its index, or -1 if it is not sampled any more.
+func (c *census) insert(hash uint64) int {
+	if len(c.clients) == maxClients {
+		c.halve()
+		if !c.sampled(hash) {
+			return -1
+		}
+	}
+	c.clients = append(c.clients, censusClient{hash: hash})
+	for range c.limits {
+		c.uses = append(c.uses, censusUse{window: math.MinInt64})
+	}
+	if 2*len(c.clients) > len(c.index) {
+		c.reindex(2 * len(c.index))
+	} else {
+		c.enter(len(c.clients) - 1)
+	}
+	return len(c.clients) - 1
+}
+
+// enter makes a client known to find.
+func (c *census) enter(i int) {
+	mask := uint64(len(c.index) - 1)
+	at := c.clients[i].hash & mask
+	for c.index[at] != 0 {
+		at = (at + 1) & mask
+	}
+	c.index[at] = uint32(i) + 1
+}
+
+// reindex makes a new index of all clients.
+func (c *census) reindex(size int) {
+	c.index = make([]uint32, size)
+	for i := range c.clients {
+		c.enter(i)
+	}
 }
 
 // sampled tells whether a client is among those that are counted.
@@ -102,7 +142,6 @@ func (c *census) fold(u *censusUse, limit int) {
 func (c *census) halve() {
 	c.halved++
 	n := 0
-	clear(c.index)
 	k := len(c.limits)
 	for i := range c.clients {
 		if !c.sampled(c.clients[i].hash) {
@@ -110,10 +149,10 @@ func (c *census) halve() {
 		}
 		c.clients[n] = c.clients[i]
 		copy(c.uses[n*k:(n+1)*k], c.uses[i*k:(i+1)*k])
-		c.index[c.clients[n].hash] = uint32(n)
 		n++
 	}
 	c.clients, c.uses = c.clients[:n], c.uses[:n*k]
+	c.reindex(len(c.index))
 }
 
 // finish takes the windows that have not ended into account. The census must not be added to any more.
@@ -147,8 +186,8 @@ func (c *census) peaks(limit int) *spread {
 
 // requests is how many requests and refusals a client has, and whether it was counted.
 func (c *census) requests(hash uint64) (requests, refused int64, ok bool) {
-	i, ok := c.index[hash]
-	if !ok {
+	i := c.find(hash)
+	if i < 0 {
 		return 0, 0, false
 	}
 	return c.clients[i].requests, c.clients[i].refused, true

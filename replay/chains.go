@@ -23,7 +23,7 @@ type headerStudy struct {
 	with     int64 // that carried the header
 	peers    map[string]*peerChains
 	others   peerChains // of peers beyond maxPeers
-	places   [maxPlaces]map[uint64]struct{}
+	places   [maxPlaces]distinct
 }
 
 // peerChains are the chains that one peer sent.
@@ -95,15 +95,39 @@ func (s *headerStudy) places8(lines []string) int {
 }
 
 func (s *headerStudy) remember(place int, entry string) {
-	set := s.places[place]
-	if len(set) >= maxDistinct {
-		return
+	if set := &s.places[place]; set.n < maxDistinct {
+		set.add(maphash.String(placeSeed, entryHost(entry)))
 	}
-	if set == nil {
-		set = make(map[uint64]struct{})
-		s.places[place] = set
+}
+
+// distinct counts different values, by their hashes.
+type distinct struct {
+	slots []uint64 // 0: free
+	n     int
+}
+
+func (d *distinct) add(hash uint64) {
+	if 2*d.n >= len(d.slots) {
+		old := d.slots
+		d.slots, d.n = make([]uint64, max(64, 4*len(old))), 0
+		for _, h := range old {
+			if h != 0 {
+				d.add(h)
+			}
+		}
 	}
-	set[maphash.String(placeSeed, entryHost(entry))] = struct{}{}
+	hash |= 1
+	mask := uint64(len(d.slots) - 1)
+	for i := hash >> 16 & mask; ; i = (i + 1) & mask {
+		switch d.slots[i] {
+		case hash:
+			return
+		case 0:
+			d.slots[i] = hash
+			d.n++
+			return
+		}
+	}
 }
 
 // lastComma is the index of the last comma that is not inside quotes.
@@ -194,5 +218,5 @@ func (s *headerStudy) distinct(place int) int {
 	if place < 1 || place > maxPlaces {
 		return 0
 	}
-	return len(s.places[place-1])
+	return s.places[place-1].n
 }

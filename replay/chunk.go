@@ -95,7 +95,8 @@ func (c *chunker) skipped(out *chunk) {
 // read makes a batch of the chunk.
 func (c *chunk) read(l *lineReader) *batch {
 	b := &builder{buf: make([]byte, 0, len(c.data)/4)}
-	b.entries = make([]entry, 0, len(c.data)/1000)
+	b.entries = make([]entry, 0, len(c.data)/700+1)
+	b.headers = make([]headerLine, 0, len(c.data)/300+1)
 	b.batch.first = c.first
 	if !errors.Is(c.err, io.EOF) {
 		b.err = c.err

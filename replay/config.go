@@ -250,7 +250,7 @@ func (r *reduction) handler(raw json.RawMessage, needed bool) (*shapeStep, json.
 	kind, known := handlerKinds[h.Handler]
 	switch {
 	case kind == stepStack && known:
-		kept, err := inMemory(raw)
+		kept, err := alone(raw)
 		return &shapeStep{kind: stepStack}, kept, err
 	case kind == stepInvoke:
 		if !r.using[h.Name] {
@@ -306,24 +306,22 @@ func (r *reduction) note(format string, args ...any) {
 	}
 }
 
-// inMemory takes the store out of a tiered_limit handler, unless it is the memory store, so that a replay counts in this
-// process and never reaches for a server's counters.
-func inMemory(raw json.RawMessage) (json.RawMessage, error) {
+// alone takes out of a tiered_limit handler what reaches beyond it: its events, and its store unless that is the memory
+// store. So a replay counts in this process and never touches a server's counters.
+func alone(raw json.RawMessage) (json.RawMessage, error) {
 	var h map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &h); err != nil {
 		return nil, fmt.Errorf("reading a tiered_limit handler: %w", err)
 	}
-	store, there := h["store"]
-	if !there {
-		return raw, nil
+	delete(h, "events")
+	if store, there := h["store"]; there {
+		var backend struct {
+			Backend string `json:"backend"`
+		}
+		if err := json.Unmarshal(store, &backend); err != nil || backend.Backend != "memory" {
+			delete(h, "store")
+		}
 	}
-	var backend struct {
-		Backend string `json:"backend"`
-	}
-	if err := json.Unmarshal(store, &backend); err == nil && backend.Backend == "memory" {
-		return raw, nil
-	}
-	delete(h, "store")
 	return json.Marshal(h)
 }
 

@@ -44,7 +44,7 @@ func TestNothingIsLeftOfAConfigButTheWayToTheStacks(t *testing.T) {
 		{"subroutes", `[{"handle":[{"handler":"subroute","routes":[{"handle":[{"handler":"subroute","errors":{},"routes":[{"handle":[` +
 			limit + `]}]}]},{"handle":[{"handler":"static_response"}]}]}]}]`,
 			`[{"handle":[{"handler":"subroute","routes":[{"handle":[{"handler":"subroute","routes":[{"handle":[` + limit + `]}]}]}]}]}]`, ""},
-		{"the memory store stays, any other goes", `[{"handle":[{"handler":"tiered_limit","store":{"backend":"memory","max_keys":9}},` +
+		{"the memory store stays, any other and events go", `[{"handle":[{"handler":"tiered_limit","events":true,"store":{"backend":"memory","max_keys":9}},` +
 			`{"handler":"tiered_limit","store":{"backend":"redis","address":["x"]}}]}]`,
 			`[{"handle":[{"handler":"tiered_limit","store":{"backend":"memory","max_keys":9}},{"handler":"tiered_limit"}]}]`, ""},
 	} {

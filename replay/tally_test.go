@@ -62,7 +62,11 @@ func TestCensusIsBoundedAndRightOnAverageBeyond(t *testing.T) {
 	}
 	c.finish()
 	require.LessOrEqual(t, len(c.clients), maxClients)
-	require.Len(t, c.index, len(c.clients))
+	for i := range c.clients {
+		if c.find(c.clients[i].hash) != i {
+			t.Fatalf("client %d is not found", i)
+		}
+	}
 	require.False(t, c.exact())
 	clients, refused := c.seen()
 	require.InEpsilon(t, n, clients, 0.02)

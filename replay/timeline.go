@@ -1,71 +1,76 @@
 package replay
 
 import (
-	"maps"
+	"cmp"
 	"slices"
 	"time"
 )
 
-// timeline counts requests and refusals over time. It begins with seconds and doubles up as often as it must, so that
-// it never has more than maxSlots of them.
+// timeline counts requests and refusals over time. It begins with seconds and doubles them as often as it must, so that
+// it never has more than maxSlots.
 type timeline struct {
-	width int64 // of a slot, in seconds
-	slots map[int64]*slot
-	last  *slot
-	at    int64 // number of the last slot
+	width int64  // of a slot, in seconds
+	slots []slot // by number
+	last  int    // index of the slot that was counted in last
 }
 
 // slot is what happened in a stretch of time.
-type slot struct{ requests, refused int64 }
+type slot struct {
+	number            int64 // the time, in widths since the Unix epoch
+	requests, refused int64
+}
 
 const maxSlots = 8192
 
-func newTimeline() *timeline {
-	return &timeline{width: 1, slots: make(map[int64]*slot)}
-}
+func newTimeline() *timeline { return &timeline{width: 1} }
 
 // add counts a request at a time, in nanoseconds since the Unix epoch.
 func (t *timeline) add(at int64, refused bool) {
 	number := at / 1e9 / t.width
-	if t.last == nil || number != t.at {
-		t.last = t.find(number)
-		t.at = at / 1e9 / t.width
+	if t.last >= len(t.slots) || t.slots[t.last].number != number {
+		t.last = t.find(at / 1e9)
 	}
-	t.last.requests++
+	s := &t.slots[t.last]
+	s.requests++
 	if refused {
-		t.last.refused++
+		s.refused++
 	}
 }
 
-func (t *timeline) find(number int64) *slot {
-	if s := t.slots[number]; s != nil {
-		return s
-	}
-	for len(t.slots) >= maxSlots {
+// find is the index of the slot of a second, which is made if there is none. Mostly it is a new one at the end.
+func (t *timeline) find(second int64) int {
+	if len(t.slots) == maxSlots {
 		t.double()
-		number /= 2
 	}
-	s := t.slots[number]
-	if s == nil {
-		s = new(slot)
-		t.slots[number] = s
+	number := second / t.width
+	if n := len(t.slots); n == 0 || t.slots[n-1].number < number {
+		t.slots = append(t.slots, slot{number: number})
+		return n
 	}
-	return s
+	i, found := slices.BinarySearchFunc(t.slots, number, func(s slot, n int64) int { return cmp.Compare(s.number, n) })
+	if !found {
+		t.slots = slices.Insert(t.slots, i, slot{number: number})
+	}
+	return i
 }
 
-// double makes one slot of two.
+// double makes one slot of two, until some are free.
 func (t *timeline) double() {
-	wider := make(map[int64]*slot, len(t.slots)/2+1)
-	for number, s := range t.slots {
-		if w := wider[number/2]; w != nil {
-			w.requests += s.requests
-			w.refused += s.refused
-		} else {
-			wider[number/2] = s
+	for len(t.slots) > maxSlots*3/4 {
+		t.width *= 2
+		n := -1
+		for _, s := range t.slots {
+			s.number /= 2
+			if n >= 0 && t.slots[n].number == s.number {
+				t.slots[n].requests += s.requests
+				t.slots[n].refused += s.refused
+				continue
+			}
+			n++
+			t.slots[n] = s
 		}
+		t.slots = t.slots[:n+1]
 	}
-	t.slots = wider
-	t.width *= 2
 }
 
 // barWidths are the lengths of time, in seconds, that a bar of a chart may stand for.
@@ -87,16 +92,7 @@ func (t *timeline) bars(n int) (bars []Bar, width time.Duration, outside int64) 
 	if len(t.slots) == 0 {
 		return nil, 0, 0
 	}
-	numbers := slices.Sorted(maps.Keys(t.slots))
-	var all int64
-	for _, s := range t.slots {
-		all += s.requests
-	}
-	last := t.edge(reversed(numbers), all)
-	for numbers[len(numbers)-1] > last {
-		numbers = numbers[:len(numbers)-1]
-	}
-	first := t.edge(numbers, all)
+	first, last := t.edges()
 	wide := barWidths[len(barWidths)-1]
 	for _, w := range barWidths {
 		if w >= t.width && (last+1)*t.width/w-first*t.width/w < int64(n) {
@@ -109,8 +105,8 @@ func (t *timeline) bars(n int) (bars []Bar, width time.Duration, outside int64) 
 	for i := range bars {
 		bars[i].Time = time.Unix((from+int64(i))*wide, 0).UTC()
 	}
-	for number, s := range t.slots {
-		i := number*t.width/wide - from
+	for _, s := range t.slots {
+		i := s.number*t.width/wide - from
 		if i < 0 || i >= int64(len(bars)) {
 			outside += s.requests
 			continue
@@ -121,27 +117,33 @@ func (t *timeline) bars(n int) (bars []Bar, width time.Duration, outside int64) 
 	return bars, time.Duration(wide) * time.Second, outside
 }
 
-// edge is the first of the numbers, unless only a few requests come before a long gap. A gap is long if it is longer
-// than everything behind it, and a thousandth of all requests is few.
-func (t *timeline) edge(numbers []int64, all int64) int64 {
-	var before int64
-	first, end := numbers[0], numbers[len(numbers)-1]
-	for i, number := range numbers[:len(numbers)-1] {
-		if before += t.slots[number].requests; before*1000 > all {
+// edges are the numbers of the first and the last slot, but for a few requests far off. They are far off if the gap to
+// the others is longer than the time in which these all came, and a day; and few if they are no more than a thousandth.
+func (t *timeline) edges() (first, last int64) {
+	var all, few int64
+	for _, s := range t.slots {
+		all += s.requests
+	}
+	from, to := 0, len(t.slots)-1
+	for i := to; i > 0; i-- {
+		if few += t.slots[i].requests; few*1000 > all {
 			break
 		}
-		gap, rest := distance(numbers[i+1], number), distance(end, numbers[i+1])
-		if gap > rest && gap*t.width > 86400 {
-			first = numbers[i+1]
+		if t.far(t.slots[i].number-t.slots[i-1].number, t.slots[i-1].number-t.slots[from].number) {
+			to = i - 1
 		}
 	}
-	return first
+	few = 0
+	for i := from; i < to; i++ {
+		if few += t.slots[i].requests; few*1000 > all {
+			break
+		}
+		if t.far(t.slots[i+1].number-t.slots[i].number, t.slots[to].number-t.slots[i+1].number) {
+			from = i + 1
+		}
+	}
+	return t.slots[from].number, t.slots[to].number
 }
 
-func distance(a, b int64) int64 { return max(a-b, b-a) }
-
-func reversed(list []int64) []int64 {
-	r := slices.Clone(list)
-	slices.Reverse(r)
-	return r
-}
+// far tells whether a gap is long, against the time on its other side.
+func (t *timeline) far(gap, rest int64) bool { return gap > rest && gap*t.width > 86400 }
