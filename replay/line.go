@@ -445,12 +445,3 @@ func badKindOf(line []byte) badKind {
 	}
 	return badJSON
 }
-
-// quote shortens a text for a message.
-func quote(s string) string {
-	const most = 64
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
-	return strconv.Quote(s)
-}
