@@ -108,10 +108,7 @@ func (rh *runningHandler) prepare(ip, user string, w http.ResponseWriter) *reque
 // empty response header.
 func (rh *runningHandler) Caller(known *clients) func(n int) bool {
 	w := &response{header: make(http.Header)}
-	n := len(known.ip)
-	if rh.prepared > 0 {
-		n = min(n, rh.prepared)
-	}
+	n := min(len(known.ip), max(1, rh.prepared))
 	requests := make([]*request, n)
 	for i := range requests {
 		requests[i] = rh.prepare(known.ip[i], known.user[i], w)
@@ -121,13 +118,11 @@ func (rh *runningHandler) Caller(known *clients) func(n int) bool {
 		passed = true
 		return nil
 	})
-	handler, single := rh.handler, n < len(known.ip)
+	handler := rh.handler
 	return func(k int) bool {
 		k -= known.first
 		p := requests[k%n]
-		if single {
-			p.ip[0], p.user[0] = known.ip[k], known.user[k]
-		}
+		p.ip[0], p.user[0] = known.ip[k], known.user[k]
 		*p.repl = p.saved
 		clear(w.header)
 		passed = false

@@ -62,7 +62,8 @@ type remote struct {
 }
 
 // start starts a worker for a case.
-func (m member) start(c Case) (*remote, error) {
+func (s settings) start(m member, c Case) (*remote, error) {
+	c.Prepared = s.ready
 	config, err := json.Marshal(c)
 	if err != nil {
 		return nil, err
@@ -109,10 +110,10 @@ func (r *remote) stop() error {
 }
 
 // startAll starts workers for a case. On an error none is left.
-func startAll(list []member, c Case) ([]*remote, error) {
+func (s settings) startAll(list []member, c Case) ([]*remote, error) {
 	var workers []*remote
 	for _, m := range list {
-		r, err := m.start(c)
+		r, err := s.start(m, c)
 		if err != nil {
 			stopAll(workers)
 			return nil, err
@@ -140,6 +141,7 @@ type settings struct {
 	rounds int
 	round  time.Duration // how long a subject's part of a round takes, about
 	keys   int           // how many clients there are where there are many
+	ready  int           // how many requests are prepared
 	short  bool
 	only   string
 	log    io.Writer

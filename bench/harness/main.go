@@ -7,9 +7,10 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"runtime"
 	"strings"
 	"time"
+
+	"github.com/tieredlimit/caddy-tieredlimit/bench/internal/figures"
 )
 
 // Main runs the benchmark with the subjects of this package and some more, and returns the exit status. A program that
@@ -38,6 +39,7 @@ func parse(args []string, log io.Writer) (options, error) {
 	flags.IntVar(&o.rounds, "rounds", 7, "how many rounds, at least 5 for figures that are quoted")
 	flags.DurationVar(&o.round, "round", 200*time.Millisecond, "how long each subject's turn takes, about")
 	flags.IntVar(&o.keys, "keys", 100_000, "how many clients there are where there are many")
+	flags.IntVar(&o.ready, "prepared", 64, "how many requests are prepared, to be used over and over")
 	flags.StringVar(&o.pick, "run", "", "print only tables whose name matches this regular expression")
 	flags.StringVar(&o.with, "with", "", "further programs built with this package, their subjects to be measured too, between commas")
 	flags.BoolVar(&o.short, "short", false, "make few counters, to see whether all works")
@@ -56,6 +58,8 @@ func parse(args []string, log io.Writer) (options, error) {
 		return o, fmt.Errorf("-rounds %d: at least 1 is needed", o.rounds)
 	case o.round <= 0:
 		return o, fmt.Errorf("-round %s: must be more than 0", o.round)
+	case o.ready < 1:
+		return o, fmt.Errorf("-prepared %d: at least 1 is needed", o.ready)
 	case o.keys < 10:
 		return o, fmt.Errorf("-keys %d: at least 10 are needed", o.keys)
 	}
@@ -98,20 +102,9 @@ func run(args []string, out, log io.Writer, extra []Subject) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s, %s, %s/%s, %d cores, load %s, %d rounds, median (least..most)\n",
-		time.Now().UTC().Format(time.DateOnly), runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), load(), o.rounds)
+	fmt.Fprintf(out, "%s, %d rounds, median (least..most)\n", figures.Machine(), o.rounds)
 	b := &bench{settings: o.settings, members: all}
 	return b.write(out, pick.MatchString)
-}
-
-// load is the machine's load average of the last minute.
-func load() string {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	first, _, _ := strings.Cut(string(text), " ")
-	return first
 }
 
 // work is what the process of a worker does.

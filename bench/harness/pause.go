@@ -28,7 +28,7 @@ func (w *worker) pause() pauses {
 	p := pauses{Counted: w.c.Keys}
 	const watched = 100_000
 	known := makeClients(0, min(watched, w.c.Keys))
-	l := &lane{call: w.caller(known), order: makeOrder(Case{Keys: len(known.ip), Spread: Uniform}, 1)}
+	l := &lane{call: w.running.Caller(known), order: makeOrder(Case{Keys: len(known.ip), Spread: Uniform}, 1)}
 	end := start.Add(window)
 	margin := window / 20
 	p.Idle = l.watch(start.Add(window/2), end.Add(-margin))

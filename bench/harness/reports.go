@@ -6,12 +6,14 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tieredlimit/caddy-tieredlimit/bench/internal/figures"
 )
 
 // report is one table.
 type report struct {
 	name string // by which the command line picks it
-	make func(*bench) (*table, error)
+	make func(*bench) (*figures.Table, error)
 }
 
 // bench is one run of the reports.
@@ -75,7 +77,7 @@ func (b *bench) named(g Group, names ...string) []member {
 
 // together starts the members' workers for a case, and stops them after f.
 func (b *bench) together(list []member, c Case, f func([]*remote) error) error {
-	workers, err := startAll(list, c)
+	workers, err := b.startAll(list, c)
 	if err != nil {
 		return err
 	}
@@ -87,8 +89,8 @@ func (b *bench) together(list []member, c Case, f func([]*remote) error) error {
 }
 
 // costReport compares the processor time of a request.
-func costReport(g Group, name, title, base string) func(*bench) (*table, error) {
-	return func(b *bench) (*table, error) {
+func costReport(g Group, name, title, base string) func(*bench) (*figures.Table, error) {
+	return func(b *bench) (*figures.Table, error) {
 		c := b.caseOf(name)
 		var all series
 		list := b.group(g)
@@ -110,8 +112,8 @@ func costReport(g Group, name, title, base string) func(*bench) (*table, error) 
 }
 
 // newReport compares the processor time of a request of a client that nobody has seen.
-func newReport(g Group, title, base string) func(*bench) (*table, error) {
-	return func(b *bench) (*table, error) {
+func newReport(g Group, title, base string) func(*bench) (*figures.Table, error) {
+	return func(b *bench) (*figures.Table, error) {
 		c := Case{Name: "new", Keys: 1, Spread: Uniform}
 		each := 20_000
 		if g == GroupDecide {
@@ -136,8 +138,8 @@ func newReport(g Group, title, base string) func(*bench) (*table, error) {
 }
 
 // costTable says how the base compares with each subject.
-func costTable(title, base string, c Case, list []member, all series) *table {
-	t := &table{title: title, head: []string{"subject", "time, " + base + " / it", "B", "allocations"}}
+func costTable(title, base string, c Case, list []member, all series) *figures.Table {
+	t := &figures.Table{Title: title, Head: []string{"subject", "time, " + base + " / it", "B", "allocations"}}
 	at := slices.IndexFunc(list, func(m member) bool { return m.Name == base })
 	own := perOp(all[at], cpuOf)
 	for i, m := range list {
@@ -145,9 +147,9 @@ func costTable(title, base string, c Case, list []member, all series) *table {
 		if served := share(all[i]); c.Refused && served > 0.01 || !c.Refused && served < 0.99 {
 			name += fmt.Sprintf(" (%.1f %% served)", 100*served)
 		}
-		t.add(name, ratios(own, perOp(all[i], cpuOf)).String(),
-			fmt.Sprintf("%.0f", spreadOf(perOp(all[i], func(r result) float64 { return float64(r.Bytes) })).median),
-			fmt.Sprintf("%.1f", spreadOf(perOp(all[i], func(r result) float64 { return float64(r.Allocs) })).median))
+		t.Add(name, figures.Ratios(own, perOp(all[i], cpuOf)).String(),
+			fmt.Sprintf("%.0f", figures.Of(perOp(all[i], func(r result) float64 { return float64(r.Bytes) })).Median),
+			fmt.Sprintf("%.1f", figures.Of(perOp(all[i], func(r result) float64 { return float64(r.Allocs) })).Median))
 	}
 	return t
 }
@@ -173,12 +175,12 @@ func share(rounds []result) float64 {
 }
 
 // scaleReport says how much more gets done on two processors than on one.
-func scaleReport(g Group, title string) func(*bench) (*table, error) {
-	return func(b *bench) (*table, error) {
+func scaleReport(g Group, title string) func(*bench) (*figures.Table, error) {
+	return func(b *bench) (*figures.Table, error) {
 		c := b.caseOf("served")
-		t := &table{
-			title: title, head: []string{"subject", "throughput, 2 / 1", "of what the floor scales"},
-			note: "Wall time, many clients, uniform. The floor is the one with atomic adds. On a machine that has anything else to do this " +
+		t := &figures.Table{
+			Title: title, Head: []string{"subject", "throughput, 2 / 1", "of what the floor scales"},
+			Note: "Wall time, many clients, uniform. The floor is the one with atomic adds. On a machine that has anything else to do this " +
 				"says little.",
 		}
 		list := b.group(g)
@@ -221,18 +223,18 @@ func scaleReport(g Group, title string) func(*bench) (*table, error) {
 		}
 		floor := slices.IndexFunc(list, func(m member) bool { return m.Name == nameAtomic })
 		for i, m := range list {
-			t.add(m.Name, spreadOf(gains[i]).String(), ratios(gains[i], gains[floor]).String())
+			t.Add(m.Name, figures.Of(gains[i]).String(), figures.Ratios(gains[i], gains[floor]).String())
 		}
 		return t, nil
 	}
 }
 
 // heapReport says how much memory each client takes.
-func heapReport(b *bench) (*table, error) {
-	t := &table{
-		title: "Heap for each client, limit 600 in an hour",
-		head:  []string{"subject", "B, 1 hit", "B, 20 hits", "objects", "B for each tier with a key"},
-		note:  fmt.Sprintf("%d clients, after two garbage collections.", b.keys/2),
+func heapReport(b *bench) (*figures.Table, error) {
+	t := &figures.Table{
+		Title: "Heap for each client, limit 600 in an hour",
+		Head:  []string{"subject", "B, 1 hit", "B, 20 hits", "objects", "B for each tier with a key"},
+		Note:  fmt.Sprintf("%d clients, after two garbage collections.", b.keys/2),
 	}
 	for _, m := range b.group(GroupServe) {
 		if m.Tiers == 0 {
@@ -252,7 +254,7 @@ func heapReport(b *bench) (*table, error) {
 			}
 		}
 		keyed := max(1, m.Tiers-1)
-		t.add(m.Name, fmt.Sprintf("%.1f", sizes[0]), fmt.Sprintf("%.1f", sizes[1]), fmt.Sprintf("%.2f", max(0, objects)),
+		t.Add(m.Name, fmt.Sprintf("%.1f", sizes[0]), fmt.Sprintf("%.1f", sizes[1]), fmt.Sprintf("%.2f", max(0, objects)),
 			fmt.Sprintf("%.1f", sizes[1]/float64(keyed)))
 	}
 	return t, nil
@@ -274,14 +276,14 @@ func heapAround(r *remote, t task) (before, after result, err error) {
 }
 
 // growthReport says how much memory a counter takes while their number grows.
-func growthReport(b *bench) (*table, error) {
-	t := &table{title: "Heap for each counter while their number grows, B", head: []string{"subject"}}
+func growthReport(b *bench) (*figures.Table, error) {
+	t := &figures.Table{Title: "Heap for each counter while their number grows, B", Head: []string{"subject"}}
 	sizes := []int{10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000}
 	if b.short {
 		sizes = []int{1000, 2000}
 	}
 	for _, n := range sizes {
-		t.head = append(t.head, fmt.Sprint(n))
+		t.Head = append(t.Head, fmt.Sprint(n))
 	}
 	for _, m := range b.named(GroupServe, nameOne, nameGoLimiter, nameXRate, nameHTTPRate) {
 		row := []string{m.Name}
@@ -304,22 +306,22 @@ func growthReport(b *bench) (*table, error) {
 		}); err != nil {
 			return nil, err
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t, nil
 }
 
 // floodReport says what a flood of addresses does to the heap of a handler with a bound.
-func floodReport(b *bench) (*table, error) {
-	t := &table{title: "Heap in a flood of addresses against max_keys 100 000, of what it is after 200 000", head: []string{"subject"}}
+func floodReport(b *bench) (*figures.Table, error) {
+	t := &figures.Table{Title: "Heap in a flood of addresses against max_keys 100 000, of what it is after 200 000", Head: []string{"subject"}}
 	sizes, most := []int{200_000, 1_000_000, 3_000_000, 10_000_000}, 100_000
 	if b.short {
 		sizes, most = []int{2000, 20_000}, 1000
 	}
 	for _, n := range sizes {
-		t.head = append(t.head, fmt.Sprint(n))
+		t.Head = append(t.Head, fmt.Sprint(n))
 	}
-	t.head = append(t.head, "MB at the end")
+	t.Head = append(t.Head, "MB at the end")
 	for _, m := range b.named(GroupServe, nameThree, nameOne) {
 		row := []string{m.Name}
 		c := Case{Name: "flood", Keys: sizes[len(sizes)-1], Count: 600, Window: ages, MaxKeys: most}
@@ -334,27 +336,27 @@ func floodReport(b *bench) (*table, error) {
 				if from, last = n, after; i == 0 {
 					first = after
 				}
-				row = append(row, digits(float64(after.Heap)/float64(first.Heap)))
+				row = append(row, figures.Digits(float64(after.Heap)/float64(first.Heap)))
 			}
 			row = append(row, fmt.Sprintf("%.1f", float64(last.Heap)/1e6))
 			return nil
 		}); err != nil {
 			return nil, err
 		}
-		t.add(row...)
+		t.Add(row...)
 	}
 	return t, nil
 }
 
 // pauseReport says how much longer requests take while a million counters expire.
-func pauseReport(b *bench) (*table, error) {
+func pauseReport(b *bench) (*figures.Table, error) {
 	keys, window := 1_000_000, 20*time.Second
 	if b.short {
 		keys, window = 1000, 400*time.Millisecond
 	}
-	t := &table{
-		title: fmt.Sprintf("Requests while the counters of %d clients expire, of what they take otherwise", keys),
-		head:  []string{"subject", "99.9 % within", "longest", "requests"},
+	t := &figures.Table{
+		Title: fmt.Sprintf("Requests while the counters of %d clients expire, of what they take otherwise", keys),
+		Head:  []string{"subject", "99.9 % within", "longest", "requests"},
 	}
 	for _, m := range b.named(GroupServe, nameThree, nameOne) {
 		var p99, longest []float64
@@ -375,7 +377,7 @@ func pauseReport(b *bench) (*table, error) {
 				return nil, err
 			}
 		}
-		t.add(m.Name, spreadOf(p99).String(), spreadOf(longest).String(), fmt.Sprint(requests))
+		t.Add(m.Name, figures.Of(p99).String(), figures.Of(longest).String(), fmt.Sprint(requests))
 	}
 	return t, nil
 }
@@ -391,7 +393,7 @@ func (b *bench) write(out io.Writer, pick func(name string) bool) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", r.name, err)
 		}
-		if err := t.write(out); err != nil {
+		if err := t.Write(out); err != nil {
 			return err
 		}
 	}

@@ -69,7 +69,9 @@ type Case struct {
 	// MaxKeys is the most counters that a subject with such a bound may keep. Default: room for all.
 	MaxKeys int
 
-	// Prepared is how many requests are prepared before they are used over and over. Default: one for each client.
+	// Prepared is how many requests are prepared and then used over and over, with another client's fields each time. A
+	// server holds as many as it serves at once; one for each client would be a heap that no server has, whose cost to
+	// the garbage collector falls on whoever allocates.
 	Prepared int
 }
 

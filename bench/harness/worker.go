@@ -142,7 +142,7 @@ func (w *worker) fill(from, to, hits int) result {
 	for from < to {
 		n := min(batch, to-from)
 		known := makeClients(from, n)
-		call := w.caller(known)
+		call := w.running.Caller(known)
 		for range hits {
 			for i := range n {
 				if call(from + i) {
@@ -156,20 +156,10 @@ func (w *worker) fill(from, to, hits int) result {
 	return sum
 }
 
-// caller is a caller with few requests, for clients that come and go.
-func (w *worker) caller(known *clients) func(int) bool {
-	if rh, ok := w.running.(*runningHandler); ok {
-		few := *rh
-		few.prepared = 64
-		return few.Caller(known)
-	}
-	return w.running.Caller(known)
-}
-
 // fresh sends one request of each of so many clients that nobody has seen.
 func (w *worker) fresh(ops int) result {
 	known := makeClients(w.next, ops)
-	call := w.caller(known)
+	call := w.running.Caller(known)
 	from := w.next
 	w.next += ops
 	return measure(ops, func() int {
