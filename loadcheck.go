@@ -28,6 +28,9 @@ func (h *Handler) warnAtLoad() {
 			"leftmost entry of the forwarding header, which callers can forge; tiered_limit reads it from the right, so the two "+
 			"may name different clients. Set trusted_proxies_strict", zap.String("server", h.server.Name()))
 	}
+	if h.exempt.everything() {
+		h.logger.Warn("exempt or exempt_clients exempts every request, so nothing is limited", zap.String("stack", h.stackLabel))
+	}
 	for _, t := range h.tiers {
 		for i := range t.keys {
 			for _, part := range t.keys[i].parts {

@@ -139,7 +139,9 @@ func (h *Handler) noteClient(r *http.Request, c client) {
 	}
 	if verdict, low := h.run.hops.observe(&h.topology, r, c); low {
 		h.logger.Warn("trusted_hops seems too low: every request so far was counted for one address while the entry to its "+
-			"left differed; all clients may be sharing one limit",
+			"left differed; all clients may be sharing one limit. Compare chain_lengths with the proxies in front of this server "+
+			"before raising it: a single caller who writes entries of his own looks the same, and a count too high lets callers "+
+			"choose their address",
 			zap.String("stack", h.stackLabel), zap.Int("trusted_hops", verdict.hops), zap.Ints("chain_lengths", verdict.lengths))
 	}
 }

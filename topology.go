@@ -30,6 +30,8 @@ func topologyOf(h *Handler, server *caddyhttp.Server) (topology, error) {
 	stated, ranges, static := serverRanges(server)
 	switch {
 	case !stated:
+	case static && len(ranges) == 0 && t.hops < 0:
+		// An empty list, as an empty variable leaves it, states nothing.
 	case static:
 		trusted := make([]netip.Prefix, 0, len(ranges))
 		for _, r := range ranges {

@@ -56,6 +56,9 @@ func (h *Handler) checkClient() error {
 		if !httpguts.ValidHeaderFieldName(h.ClientIPHeader) {
 			return fmt.Errorf("client_ip_header %q is not a header field name", h.ClientIPHeader)
 		}
+		if neverAField(h.ClientIPHeader) {
+			return fmt.Errorf("client_ip_header %q never reaches a handler, so no client could be read from it", h.ClientIPHeader)
+		}
 	}
 	if bits := intOr(h.IPv4Prefix, 32); bits < 1 || bits > 32 {
 		return fmt.Errorf("ipv4_prefix %d is not between 1 and 32", bits)
