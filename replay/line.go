@@ -2,7 +2,6 @@ package replay
 
 import (
 	"bytes"
-	"strconv"
 	"time"
 )
 
