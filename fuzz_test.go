@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -29,34 +30,84 @@ func FuzzCaddyfile(f *testing.F) {
 	} {
 		f.Add(block)
 	}
-	f.Fuzz(func(t *testing.T, block string) {
-		tokens, err := caddyfile.Tokenize([]byte("tiered_limit {\n"+block+"\n}"), "Fuzzfile")
-		if err != nil {
-			return
+	f.Fuzz(func(t *testing.T, block string) { readBlock(t, block) })
+}
+
+// readBlock reads lines as a tiered_limit block, and tells whether they were accepted, and whether they loaded.
+func readBlock(t *testing.T, block string) (accepted, loaded bool) {
+	t.Helper()
+	tokens, err := caddyfile.Tokenize([]byte("tiered_limit {\n"+block+"\n}"), "Fuzzfile")
+	if err != nil {
+		return false, false
+	}
+	handler, err := parseDirective(httpcaddyfile.Helper{Dispenser: caddyfile.NewDispenser(tokens)})
+	if err != nil {
+		require.ErrorContains(t, err, "Fuzzfile:")
+		return false, false
+	}
+	first, err := json.Marshal(handler)
+	require.NoError(t, err)
+	var again Handler
+	require.NoError(t, caddy.StrictUnmarshalJSON(first, &again), "%s", first)
+	require.NoError(t, again.check(), "%s", first)
+	second, err := json.Marshal(&again)
+	require.NoError(t, err)
+	require.JSONEq(t, string(first), string(second))
+	e, err := tryHandlerJSON(t, string(first[1:len(first)-1]))
+	if err != nil {
+		return true, false // for what is only known at load, such as a placeholder that does not exist
+	}
+	for range 3 {
+		if code := e.send(request{}).Code; code != http.StatusOK && code != http.StatusTooManyRequests {
+			t.Fatalf("status %d by %s", code, first)
 		}
-		handler, err := parseDirective(httpcaddyfile.Helper{Dispenser: caddyfile.NewDispenser(tokens)})
-		if err != nil {
-			require.ErrorContains(t, err, "Fuzzfile:")
-			return
-		}
-		first, err := json.Marshal(handler)
-		require.NoError(t, err)
-		var again Handler
-		require.NoError(t, caddy.StrictUnmarshalJSON(first, &again), "%s", first)
-		require.NoError(t, again.check(), "%s", first)
-		second, err := json.Marshal(&again)
-		require.NoError(t, err)
-		require.JSONEq(t, string(first), string(second))
-		e, err := tryHandlerJSON(t, string(first[1:len(first)-1]))
-		if err != nil {
-			return // for what is only known at load, such as a placeholder that does not exist
-		}
-		for range 3 {
-			if code := e.send(request{}).Code; code != http.StatusOK && code != http.StatusTooManyRequests {
-				t.Fatalf("status %d by %s", code, first)
+	}
+	e.close()
+	e.app.handlers = nil
+	return true, true
+}
+
+// Blocks of random words, many of which make sense.
+func TestCaddyfileOfRandomWords(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	from := func(list string) string { words := strings.Split(list, "|"); return words[r.IntN(len(words))] }
+	accepted, loaded, refused := 0, 0, 0
+	for range 3000 {
+		var b strings.Builder
+		for range r.IntN(3) {
+			b.WriteString(from("trusted_hops|ipv4_prefix|charge|exempt|exempt_clients|preflight|headers|body|cors|jitter|log_keys|dry_run|store|x"))
+			for range r.IntN(3) {
+				b.WriteString(" " + from(`0|1|24|64|served|checked|/a|*|10.0.0.0/8|::1|count|none|text|draft-11|https://a.test|memory|""|-1|X-A|{|"{"`))
 			}
+			b.WriteString("\n")
 		}
-	})
+		for range 1 + r.IntN(2) {
+			b.WriteString("tier " + from("ip|user|global|x|ip|ip|global") + " " + from("5/s|5/s 6/m|off|0/m|5/s|600/60000ms|5|/m|1e3/m"))
+			if r.IntN(2) == 0 {
+				b.WriteString(" {\n")
+				for range r.IntN(3) {
+					b.WriteString(from("key a|key {http.request.method}|key {a} b|key {http.request.nope}|match /a|match method GET|match {\nnot path /a\n}|"+
+						"charge checked|charge|dry_run|x|key {|}|match `false`") + "\n")
+				}
+				b.WriteString("}")
+			}
+			b.WriteString("\n")
+		}
+		switch a, l := readBlock(t, b.String()); {
+		case l:
+			loaded++
+		case a:
+			accepted++
+		default:
+			refused++
+		}
+	}
+	if loaded < 100 || refused < 100 || accepted == 0 {
+		t.Errorf("seed %d: %d loaded, want at least 100; %d were refused at load, want some; %d in reading, want at least 100", seed,
+			loaded, accepted, refused)
+	}
 }
 
 // fuzzSource gives keys the values of one request.
@@ -137,16 +188,64 @@ func FuzzKeyEncoding(f *testing.F) {
 		if !utf8.ValidString(def1) || !utf8.ValidString(def2) {
 			return // configurations are JSON
 		}
-		one, meaning1, ok1 := fuzzIdentity(def1, a1, b1, last1, prefixes{v4: int(bits1 % 33), v6: 64})
-		two, meaning2, ok2 := fuzzIdentity(def2, a2, b2, last2, prefixes{v4: int(bits2 % 33), v6: 64})
-		if !ok1 || !ok2 {
-			return
-		}
-		if len(one) > 9+len(def1)*(4+maxPart) {
-			t.Fatalf("the identity of %s has %d bytes", meaning1, len(one))
-		}
-		if got, want := bytes.Equal(one, two), meaning1 == meaning2; got != want {
-			t.Fatalf("equal: %v, want %v\n%x of %s\n%x of %s", got, want, one, meaning1, two, meaning2)
-		}
+		compareIdentities(t, [2]string{def1, def2}, [2]string{a1, a2}, [2]string{b1, b2}, [2]byte{last1, last2}, [2]byte{bits1, bits2})
 	})
+}
+
+// compareIdentities compares the identities of two requests, each under its own definition of a key.
+func compareIdentities(t *testing.T, def, a, b [2]string, last, bits [2]byte) (equal, valid bool) {
+	t.Helper()
+	one, meaning1, ok1 := fuzzIdentity(def[0], a[0], b[0], last[0], prefixes{v4: int(bits[0] % 33), v6: 64})
+	two, meaning2, ok2 := fuzzIdentity(def[1], a[1], b[1], last[1], prefixes{v4: int(bits[1] % 33), v6: 64})
+	if !ok1 || !ok2 {
+		return false, false
+	}
+	if len(one) > 9+len(def[0])*(4+maxPart) {
+		t.Fatalf("the identity of %s has %d bytes", meaning1, len(one))
+	}
+	got, want := bytes.Equal(one, two), meaning1 == meaning2
+	if got != want {
+		t.Fatalf("equal: %v, want %v\n%x of %s\n%x of %s", got, want, one, meaning1, two, meaning2)
+	}
+	return got, true
+}
+
+// Identities of many random pairs, made of few and short pieces so that they nearly meet.
+func TestKeyEncodingOfRandomPairs(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	text := func(most int, from ...string) string {
+		var b strings.Builder
+		for range r.IntN(most + 1) {
+			b.WriteString(from[r.IntN(len(from))])
+		}
+		return b.String()
+	}
+	definition := func() string {
+		return text(3, "{http.request.header.A}", "{http.request.header.B}", "{a}", "{http.vars.b}", "x") + text(1, "\t", "\n") +
+			text(3, "{http.tiered_limit.client_ip}", "{a}", "{http.vars.b}", "\t{a}", "\n{a}", "1", `\{`) + "y"
+	}
+	value := func() string {
+		return text(3, "a", ":", ",", "\x00", "\x00\x00\x00\x01", "192.0.2.1", strings.Repeat("z", 128), "\xff")
+	}
+	equal, different := 0, 0
+	for range 20_000 {
+		def := [2]string{definition(), definition()}
+		bits := [2]byte{byte(r.IntN(33)), 32}
+		if r.IntN(4) > 0 {
+			def[1], bits[1] = def[0], bits[0]
+		}
+		same, valid := compareIdentities(t, def, [2]string{value(), value()}, [2]string{value(), value()},
+			[2]byte{byte(r.IntN(3)), byte(r.IntN(3))}, bits)
+		switch {
+		case same:
+			equal++
+		case valid:
+			different++
+		}
+	}
+	if equal < 100 || different < 10_000 {
+		t.Errorf("seed %d: %d equal pairs, want at least 100; %d different, want at least 10000", seed, equal, different)
+	}
 }
