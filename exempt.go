@@ -119,8 +119,8 @@ func ambiguousPath(escaped string) bool {
 }
 
 // isPreflight tells whether a request is a CORS preflight as browsers send it (Fetch standard, CORS-preflight fetch):
-// OPTIONS with Origin and Access-Control-Request-Method, without a body, credentials, or a field by which some
-// frameworks take another method from the request.
+// OPTIONS with Origin and Access-Control-Request-Method, without a body, credentials, a field by which some frameworks
+// take another method from the request, or one that would turn the connection into a tunnel.
 func isPreflight(r *http.Request) bool {
 	if r.Method != http.MethodOptions || r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
 		return false
@@ -128,7 +128,8 @@ func isPreflight(r *http.Request) bool {
 	if !hasField(r, "Origin") || !hasField(r, "Access-Control-Request-Method") {
 		return false
 	}
-	for _, field := range [...]string{"Authorization", "Cookie", "X-Http-Method-Override", "X-Http-Method", "X-Method-Override"} {
+	for _, field := range [...]string{"Authorization", "Cookie", "X-Http-Method-Override", "X-Http-Method",
+		"X-Method-Override", "Upgrade"} {
 		if _, there := r.Header[field]; there {
 			return false
 		}

@@ -232,3 +232,24 @@ func TestAnEmptyListOfTrustedProxiesStatesNothing(t *testing.T) {
 		assert.Equal(t, 0, e.served(1, lb.with("X-Forwarded-For", "203.0.113.8")), "%s: a peer that is not trusted is not believed", c.servers)
 	}
 }
+
+// A host is found in the admin API whatever case it is written in there and in the request.
+func TestInspectingAHostInAnyCase(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, keyedSite("host-case", "key at-{host}"))
+	assert.Equal(t, 1, e.served(2, request{url: "http://Shop.Example:8080/"}))
+	for _, host := range []string{"shop.example", "SHOP.example"} {
+		a := answerTo[counterAnswer](e, "/tiered_limit/inspect", fmt.Sprintf(`{"stack":"host-case","tier":"x","key":["at-%s"]}`, host))
+		assert.Equal(t, []string{"at-shop.example"}, a.Key)
+		assert.Equal(t, int64(1), a.Limits[0].Used)
+	}
+}
+
+// A12: what opens a tunnel is no preflight.
+func TestA12AnUpgradeIsNoPreflight(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, ":8080 {\n tiered_limit tunnel {\n tier global 1/m\n }\n respond ok\n}")
+	preflight := request{method: "OPTIONS"}.with("Origin", "https://a.example").with("Access-Control-Request-Method", "POST")
+	assert.Equal(t, 3, e.served(3, preflight))
+	assert.Equal(t, 1, e.served(3, preflight.with("Upgrade", "h2c").with("Connection", "Upgrade")))
+}

@@ -227,7 +227,7 @@ type keyValues struct {
 }
 
 // part brings the value of one part into the form in which it is counted, and tells whether a placeholder has a value. A
-// client's address may be written in any way and in full.
+// client's address may be written in any way and in full, a host in any case.
 func (v *keyValues) part(segments []segment, text string) (string, bool, error) {
 	before, after := "", ""
 	var only *segment
@@ -260,6 +260,8 @@ func (v *keyValues) part(segments []segment, text string) (string, bool, error) 
 		}
 		v.client = v.prefixes.mask(addr)
 		return before + v.client.String() + after, true, nil
+	case only.kind == segmentHost:
+		return before + string(appendHost(nil, value)) + after, value != "", nil
 	}
 	return text, value != "", nil
 }
