@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -43,6 +45,26 @@ func redisMedian(values []float64) float64 {
 	return values[len(values)/2]
 }
 
+// clientCPU is the seconds of processor time that this process has used.
+func clientCPU() float64 {
+	var usage syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	return float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e9
+}
+
+// serverCPU is the seconds of processor time that a server has used.
+func serverCPU(s *redistest.Server) float64 {
+	var sum float64
+	for _, line := range strings.Split(s.Do("INFO", "cpu").(string), "\r\n") {
+		name, value, _ := strings.Cut(line, ":")
+		if name == "used_cpu_sys" || name == "used_cpu_user" {
+			seconds, _ := strconv.ParseFloat(value, 64)
+			sum += seconds
+		}
+	}
+	return sum
+}
+
 // identities are made before the clock runs.
 func identities(count int) [][]byte {
 	all := make([][]byte, count)
@@ -78,8 +100,8 @@ func BenchmarkRedisAgainstBare(b *testing.B) {
 		call func(int)
 	}{
 		{"bare", func(n int) {
-			keys, args := []string{"bare:" + strconv.Itoa(n%redisBenchClients)}, []string{"60000"}
-			if err := bareScript.run(context.Background(), client, keys, args).Error(); err != nil {
+			keys := []string{"bare:" + strconv.Itoa(n%redisBenchClients)}
+			if err := bareScript.run(context.Background(), client, keys, "60000").Error(); err != nil {
 				b.Error(err)
 			}
 		}},
@@ -88,17 +110,21 @@ func BenchmarkRedisAgainstBare(b *testing.B) {
 	}
 	for b.Loop() {
 		for _, callers := range []int{redisBenchCallers, 1} {
-			rates := make([][]float64, len(contenders))
-			ratios := make([][]float64, len(contenders))
+			ops := redisBenchOps*callers/redisBenchCallers + 2000
+			var rates, ratios, clients, servers [3][]float64
 			for range redisBenchRounds {
 				for i, c := range contenders {
-					rates[i] = append(rates[i], redisRate(callers, redisBenchOps*callers/redisBenchCallers+2000, c.call))
+					client, remote := clientCPU(), serverCPU(server)
+					rates[i] = append(rates[i], redisRate(callers, ops, c.call))
+					clients[i] = append(clients[i], 1e6*(clientCPU()-client)/float64(ops))
+					servers[i] = append(servers[i], 1e6*(serverCPU(server)-remote)/float64(ops))
 					last := len(rates[i]) - 1
 					ratios[i] = append(ratios[i], rates[i][last]/rates[0][last])
 				}
 			}
 			for i, c := range contenders {
-				b.Logf("%2d callers, %-11s %8.0f/s, %.2f of bare", callers, c.name, redisMedian(rates[i]), redisMedian(ratios[i]))
+				b.Logf("%2d callers, %-11s %8.0f/s, %.2f of bare; CPU us: client %.1f, server %.1f", callers, c.name,
+					redisMedian(rates[i]), redisMedian(ratios[i]), redisMedian(clients[i]), redisMedian(servers[i]))
 			}
 		}
 	}
@@ -106,12 +132,8 @@ func BenchmarkRedisAgainstBare(b *testing.B) {
 
 // sibling is another stack on the same connection.
 func (c *redisCounters) sibling(b *testing.B, spec StackSpec) *redisCounters {
-	s := &redisCounters{keys: c.keys, link: c.link, timeout: c.timeout, onError: c.onError, clock: c.clock}
-	for i := range spec.Tiers {
-		s.letters += redisLetters(spec.Tiers[i])
-		s.tiers = append(s.tiers, redisTier{})
-		s.tiers[i].set(c.keys, spec.Tiers[i])
-	}
+	s := newRedisCounters(c.keys, spec)
+	s.onError, s.link = c.onError, c.link
 	s.stack = c.link.stack(c.keys.stack(spec.Name))
 	b.Cleanup(s.stack.leave)
 	return s

@@ -4,13 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/rueidis"
 )
 
 // redisCounters is one open handle of a stack. All that a configuration says is in here.
@@ -19,8 +15,8 @@ type redisCounters struct {
 	link     *redisLink
 	stack    *redisStack
 	tiers    []redisTier
-	letters  string // of all tiers
-	timeout  time.Duration
+	reset    string // the key of the reset generation
+	spec     string // for taking from all tiers
 	onError  string
 	local    *redisLocalCounters // set if onError is local
 	refusals *redisRefusals      // nil if none are remembered
@@ -30,8 +26,8 @@ type redisCounters struct {
 // redisTier is a tier as the script needs to know it.
 type redisTier struct {
 	limits  []redisLimit
-	letters string
-	args    []string // count and window of each limit
+	spec    string // for the script
+	size    int    // of its keys together
 	checked bool
 	dry     bool
 	single  bool
@@ -39,7 +35,7 @@ type redisTier struct {
 }
 
 type redisLimit struct {
-	infix  string // of its keys
+	prefix string // of its keys
 	window time.Duration
 }
 
@@ -48,12 +44,8 @@ const redisResetLife = time.Minute
 
 // openRedisCounters opens a handle.
 func openRedisCounters(r *Redis, spec StackSpec) (*redisCounters, error) {
-	c := &redisCounters{keys: r.keys, timeout: r.setup.timeout, onError: r.OnError, clock: redisClock}
-	for i := range spec.Tiers {
-		c.letters += redisLetters(spec.Tiers[i])
-		c.tiers = append(c.tiers, redisTier{})
-		c.tiers[i].set(r.keys, spec.Tiers[i])
-	}
+	c := newRedisCounters(r.keys, spec)
+	c.onError = r.OnError
 	if !r.forgetful {
 		c.refusals = newRedisRefusals(len(spec.Tiers))
 	}
@@ -72,13 +64,26 @@ func openRedisCounters(r *Redis, spec StackSpec) (*redisCounters, error) {
 	return c, nil
 }
 
-// set fills in what is known at load.
-func (t *redisTier) set(keys redisKeys, spec TierSpec) {
-	t.letters, t.dry, t.single = redisLetters(spec), spec.DryRun, spec.Single
+// newRedisCounters fills in what is known at load, but for where to ask.
+func newRedisCounters(keys redisKeys, spec StackSpec) *redisCounters {
+	prefix := keys.stack(spec.Name)
+	c := &redisCounters{keys: keys, clock: redisClock, reset: prefix + "reset", spec: redisModeTake}
+	c.tiers = make([]redisTier, len(spec.Tiers))
+	for i := range spec.Tiers {
+		c.tiers[i].set(prefix, spec.Tiers[i])
+		c.spec += c.tiers[i].spec
+	}
+	return c
+}
+
+// set fills in what is known of a tier at load.
+func (t *redisTier) set(prefix string, spec TierSpec) {
+	t.spec, t.dry, t.single = redisSpec(spec), spec.DryRun, spec.Single
 	t.checked = spec.Charge == ChargeChecked
 	for _, limit := range spec.Limits {
-		t.limits = append(t.limits, redisLimit{infix: keys.limit(spec.Name, limit), window: limit.Window})
-		t.args = append(t.args, strconv.FormatInt(limit.Count, 10), strconv.FormatInt(limit.Window.Milliseconds(), 10))
+		l := redisLimit{prefix: prefix + redisInfix(spec.Name, limit), window: limit.Window}
+		t.size += len(l.prefix) + 2*redisFingerprint
+		t.limits = append(t.limits, l)
 	}
 }
 
@@ -99,7 +104,7 @@ func (c *redisCounters) Take(ctx context.Context, now time.Time, claims []Claim,
 		return Decision{RefusedBy: -1}, err
 	}
 	epoch := c.stack.epoch.Load()
-	d, err := c.decide(ctx, redisModeTake, claims, into)
+	d, err := c.decide(redisModeTake, claims, into)
 	if err != nil {
 		breaker.failed(err)
 		return c.without(ctx, now, claims, into, err)
@@ -115,11 +120,11 @@ func (c *redisCounters) Take(ctx context.Context, now time.Time, claims []Claim,
 }
 
 // Peek implements [Counters]. It always asks the server.
-func (c *redisCounters) Peek(ctx context.Context, _ time.Time, claims []Claim, into []State) (Decision, error) {
+func (c *redisCounters) Peek(_ context.Context, _ time.Time, claims []Claim, into []State) (Decision, error) {
 	if err := c.check(claims, into); err != nil {
 		return Decision{RefusedBy: -1}, err
 	}
-	d, err := c.decide(ctx, redisModePeek, claims, into)
+	d, err := c.decide(redisModePeek, claims, into)
 	if err != nil {
 		return Decision{RefusedBy: -1}, c.unavailable(err)
 	}
@@ -132,11 +137,9 @@ func (c *redisCounters) Reset(ctx context.Context, now time.Time, claims []Claim
 	if err != nil || limits == 0 {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	keys, _ := c.name(claims)
+	keys := c.name(claims)
 	life := strconv.FormatInt(redisResetLife.Milliseconds(), 10)
-	result, err := c.link.run(ctx, redisReset, keys, []string{life})
+	result, err := c.link.run(c.link.deadline(), redisReset, keys, life)
 	if err != nil {
 		return c.unavailable(err)
 	}
@@ -199,12 +202,9 @@ func (c *redisCounters) count(claims []Claim) (int, error) {
 }
 
 // decide asks the server.
-func (c *redisCounters) decide(ctx context.Context, mode string, claims []Claim, into []State) (Decision, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	keys, args := c.name(claims)
-	args[0] = mode + c.lettersOf(claims)
-	result, err := c.link.run(ctx, redisTake, keys, args)
+func (c *redisCounters) decide(mode string, claims []Claim, into []State) (Decision, error) {
+	keys := c.name(claims)
+	result, err := c.link.run(c.link.deadline(), redisTake, keys, c.specOf(mode, claims))
 	if err != nil {
 		return Decision{RefusedBy: -1}, err
 	}
@@ -212,78 +212,106 @@ func (c *redisCounters) decide(ctx context.Context, mode string, claims []Claim,
 	if err != nil {
 		return Decision{RefusedBy: -1}, err
 	}
-	c.stack.heard(reply.generation)
-	c.stack.ahead.Store(reply.now - c.clock().Milliseconds())
-	for i := range len(keys) - 1 {
-		if into[i], err = redisState(reply.limits[2*i], reply.limits[2*i+1]); err != nil {
-			return Decision{RefusedBy: -1}, err
+	now := reply.now()
+	c.stack.heard(reply.generation())
+	c.stack.ahead.Store(now - c.clock().Milliseconds())
+	n := 0
+	for i := range claims {
+		limits := c.tiers[claims[i].Tier].limits
+		for j := range limits {
+			into[n] = reply.state(n, limits[j].window)
+			n++
 		}
 	}
-	return Decision{RefusedBy: reply.refusedBy, Now: time.UnixMilli(reply.now)}, nil
+	return Decision{RefusedBy: reply.refusedBy(), Now: time.UnixMilli(now)}, nil
 }
 
-// redisState reads what a reply says of one limit.
-func redisState(used, left rueidis.RedisMessage) (State, error) {
-	hits, err := used.AsInt64()
-	if err != nil {
-		return State{}, err
-	}
-	rest, err := left.AsInt64()
-	if err != nil {
-		return State{}, err
-	}
-	s := State{Used: hits, Left: time.Duration(rest) * time.Millisecond}
-	if hits < 0 {
-		s.Used, s.Exceeded = -hits, true
-	}
-	return s, nil
-}
-
-// name lists the keys that claims are about, and the arguments but for the first.
-func (c *redisCounters) name(claims []Claim) (keys, args []string) {
-	limits := 0
-	for i := range claims {
-		limits += len(c.tiers[claims[i].Tier].limits)
-	}
-	texts := make([]string, 2+3*limits)
-	keys, args = texts[:1:1+limits], texts[1+limits:2+limits]
-	keys[0] = c.stack.prefix + "reset"
+// name lists the keys that claims are about.
+func (c *redisCounters) name(claims []Claim) []string {
+	limits, size := 0, 0
 	for i := range claims {
 		t := &c.tiers[claims[i].Tier]
-		keys = c.appendKeys(keys, t, claims[i].Identity)
-		args = append(args, t.args...)
+		limits += len(t.limits)
+		size += t.size
 	}
-	return keys, args
-}
-
-// appendKeys appends the keys of one claim.
-func (c *redisCounters) appendKeys(keys []string, t *redisTier, identity []byte) []string {
-	if known := t.only.Load(); known != nil {
-		return append(keys, *known...)
+	keys := append(make([]string, 0, 1+limits), c.reset)
+	// All keys are parts of one text.
+	text := make([]byte, 0, size)
+	for i := range claims {
+		t := &c.tiers[claims[i].Tier]
+		if t.single {
+			keys = append(keys, t.singleKeys(c, claims[i].Identity)...)
+		} else {
+			text = c.appendKeys(text, t, claims[i].Identity)
+			for range t.limits {
+				keys = append(keys, "")
+			}
+		}
 	}
-	var room [2 * redisFingerprint]byte
-	fingerprint := c.keys.appendFingerprint(room[:0], identity)
-	first := len(keys)
-	for i := range t.limits {
-		keys = append(keys, c.stack.prefix+t.limits[i].infix+string(fingerprint))
-	}
-	if t.single {
-		only := slices.Clone(keys[first:])
-		t.only.Store(&only)
-	}
+	c.cut(keys[1:], string(text), claims)
 	return keys
 }
 
-// lettersOf describes the claimed tiers to the script.
-func (c *redisCounters) lettersOf(claims []Claim) string {
-	if len(claims) == len(c.tiers) && slices.IsSortedFunc(claims, func(a, b Claim) int { return a.Tier - b.Tier }) {
-		return c.letters
+// appendKeys appends the keys of one claim, one after the other.
+func (c *redisCounters) appendKeys(text []byte, t *redisTier, identity []byte) []byte {
+	var room [2 * redisFingerprint]byte
+	fingerprint := c.keys.appendFingerprint(room[:0], identity)
+	for i := range t.limits {
+		text = append(append(text, t.limits[i].prefix...), fingerprint...)
 	}
-	var letters strings.Builder
+	return text
+}
+
+// cut cuts the text into the keys that are still empty.
+func (c *redisCounters) cut(keys []string, text string, claims []Claim) {
 	for i := range claims {
-		letters.WriteString(c.tiers[claims[i].Tier].letters)
+		t := &c.tiers[claims[i].Tier]
+		for j := range t.limits {
+			if !t.single {
+				size := len(t.limits[j].prefix) + 2*redisFingerprint
+				keys[j], text = text[:size], text[size:]
+			}
+		}
+		keys = keys[len(t.limits):]
 	}
-	return letters.String()
+}
+
+// singleKeys are the keys of a tier with one bucket for everybody.
+func (t *redisTier) singleKeys(c *redisCounters, identity []byte) []string {
+	if known := t.only.Load(); known != nil {
+		return *known
+	}
+	text := string(c.appendKeys(nil, t, identity))
+	var only []string
+	for i := range t.limits {
+		size := len(t.limits[i].prefix) + 2*redisFingerprint
+		only = append(only, text[:size])
+		text = text[size:]
+	}
+	t.only.Store(&only)
+	return only
+}
+
+// specOf describes the claimed tiers to the script.
+func (c *redisCounters) specOf(mode string, claims []Claim) string {
+	if mode == redisModeTake && len(claims) == len(c.tiers) && inOrder(claims) {
+		return c.spec
+	}
+	spec := []byte(mode)
+	for i := range claims {
+		spec = append(spec, c.tiers[claims[i].Tier].spec...)
+	}
+	return string(spec)
+}
+
+// inOrder tells whether claims are those of all tiers up to the last, in the order written.
+func inOrder(claims []Claim) bool {
+	for i := range claims {
+		if claims[i].Tier != i {
+			return false
+		}
+	}
+	return true
 }
 
 // Interface guards

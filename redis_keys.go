@@ -38,8 +38,8 @@ func (k redisKeys) stack(name string) string {
 	return k.prefix + ":{" + name + "}:"
 }
 
-// limit is what stands between the stack and the fingerprint.
-func (k redisKeys) limit(tier string, limit Limit) string {
+// redisInfix is what stands between the stack and the fingerprint.
+func redisInfix(tier string, limit Limit) string {
 	return tier + ":" + strconv.FormatInt(limit.Window.Milliseconds(), 10) + ":"
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/redis/rueidis"
@@ -18,6 +19,7 @@ type redisLink struct {
 	logger atomic.Pointer[zap.Logger] // of the latest configuration
 	client atomic.Pointer[rueidis.Client]
 	turns  chan struct{} // holds one for each command under way
+	limit  atomic.Pointer[redisDeadline]
 
 	ctx  context.Context // ends with the link
 	stop context.CancelFunc
@@ -82,8 +84,39 @@ func (l *redisLink) Destruct() error {
 	return nil
 }
 
+// redisDeadline ends what was begun within a short time. To make one for each decision would cost more than all else
+// that a decision costs here.
+type redisDeadline struct {
+	context.Context
+	cancel context.CancelFunc
+	from   time.Duration // on the monotonic clock of this process
+}
+
+// redisDeadlines is how many deadlines are made within a timeout, so that a decision has at most one part less.
+const redisDeadlines = 16
+
+// deadline returns a deadline that is no later than the timeout from now. It does not end with the request: its client
+// may be gone, but the decision is under way and says something about the server.
+func (l *redisLink) deadline() context.Context {
+	now := redisClock()
+	known := l.limit.Load()
+	if known != nil && now-known.from < l.setup.timeout/redisDeadlines {
+		return known
+	}
+	next := &redisDeadline{from: now}
+	next.Context, next.cancel = context.WithTimeout(l.ctx, l.setup.timeout)
+	if l.limit.CompareAndSwap(known, next) {
+		return next
+	}
+	next.cancel()
+	if known = l.limit.Load(); now-known.from < l.setup.timeout/redisDeadlines {
+		return known
+	}
+	return l.deadline()
+}
+
 // run runs a script, within the deadline.
-func (l *redisLink) run(ctx context.Context, s redisScript, keys, args []string) (rueidis.RedisResult, error) {
+func (l *redisLink) run(ctx context.Context, s redisScript, keys []string, arg string) (rueidis.RedisResult, error) {
 	client, err := l.ready(ctx)
 	if err != nil {
 		return rueidis.RedisResult{}, err
@@ -94,23 +127,21 @@ func (l *redisLink) run(ctx context.Context, s redisScript, keys, args []string)
 		return rueidis.RedisResult{}, errRedisOverload
 	}
 	if l.setup.mode == redisSingle {
-		result := s.run(ctx, client, keys, args)
+		result := s.run(ctx, client, keys, arg)
 		<-l.turns
 		return result, result.Error()
 	}
-	return l.runApart(ctx, client, s, keys, args)
+	return l.runApart(ctx, client, s, keys, arg)
 }
 
 // runApart is run for clients that look for another server when theirs is lost: a command may have to wait for that,
 // and does not mind its deadline then.
-func (l *redisLink) runApart(ctx context.Context, client rueidis.Client, s redisScript, keys, args []string) (
+func (l *redisLink) runApart(ctx context.Context, client rueidis.Client, s redisScript, keys []string, arg string) (
 	rueidis.RedisResult, error,
 ) {
 	answer := make(chan rueidis.RedisResult, 1)
-	keys = append([]string(nil), keys...)
-	args = append([]string(nil), args...)
 	go func() {
-		answer <- s.run(ctx, client, keys, args)
+		answer <- s.run(ctx, client, keys, arg)
 		<-l.turns
 	}()
 	select {

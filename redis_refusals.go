@@ -19,8 +19,15 @@ type redisRefusals struct {
 	table atomic.Pointer[redisRefusalTable]
 }
 
-// redisRefusalTable is made at the first refusal. A refusal is in one of the few places that its hash names.
-type redisRefusalTable [redisMostRefusals]atomic.Pointer[redisRefusal]
+// redisRefusalTable is made at the first refusal. A refusal is in one of the few places that its hash names, which are
+// one line of the processor's cache.
+type redisRefusalTable [redisMostRefusals]redisRefusalPlace
+
+// redisRefusalPlace holds one refusal. The hash saves looking at most that are somebody else's.
+type redisRefusalPlace struct {
+	hash    atomic.Uint64
+	refusal atomic.Pointer[redisRefusal]
+}
 
 // redisRefusal is one refusal. It is never changed. Times are on the monotonic clock of this process.
 type redisRefusal struct {
@@ -28,8 +35,9 @@ type redisRefusal struct {
 	epoch  int64
 	at     time.Duration // before the server was asked, so that it never lasts beyond the window
 	until  time.Duration // the server is asked again then
-	now    time.Time     // on the server's clock
+	now    int64         // milliseconds, on the server's clock
 	states []State       // of the tier's limits
+	few    [2]State      // room for most
 }
 
 const (
@@ -51,7 +59,7 @@ func (m *redisRefusals) hash(tier int, identity []byte) uint64 {
 }
 
 // places are where a refusal with a hash may be.
-func (t *redisRefusalTable) places(hash uint64) []atomic.Pointer[redisRefusal] {
+func (t *redisRefusalTable) places(hash uint64) []redisRefusalPlace {
 	first := hash % (redisMostRefusals / redisRefusalWays) * redisRefusalWays
 	return t[first : first+redisRefusalWays]
 }
@@ -68,7 +76,10 @@ func (m *redisRefusals) find(clock time.Duration, epoch int64, tier int, identit
 	hash := m.hash(tier, identity)
 	places := table.places(hash)
 	for i := range places {
-		if r := places[i].Load(); r != nil && r.hash == hash && r.epoch == epoch && clock < r.until {
+		if places[i].hash.Load() != hash {
+			continue
+		}
+		if r := places[i].refusal.Load(); r != nil && r.hash == hash && r.epoch == epoch && clock < r.until {
 			return r
 		}
 	}
@@ -85,16 +96,17 @@ func (m *redisRefusals) add(tier int, r *redisRefusal) {
 	places := table.places(r.hash)
 	first := &places[0]
 	for i := range places {
-		old := places[i].Load()
+		old := places[i].refusal.Load()
 		if old == nil || old.hash == r.hash {
 			first = &places[i]
 			break
 		}
-		if other := first.Load(); other != nil && old.until < other.until {
+		if other := first.refusal.Load(); other != nil && old.until < other.until {
 			first = &places[i]
 		}
 	}
-	first.Store(r)
+	first.refusal.Store(r)
+	first.hash.Store(r.hash)
 	for until := int64(r.until); ; {
 		known := m.until[tier].Load()
 		if known >= until || m.until[tier].CompareAndSwap(known, until) {
@@ -127,7 +139,7 @@ func (c *redisCounters) refuse(clock time.Duration, claims []Claim, into []State
 // recall fills in the states. Those of other tiers are not known: they are given as unused.
 func (c *redisCounters) recall(r *redisRefusal, clock time.Duration, refusedBy int, claims []Claim, into []State) Decision {
 	passed := clock - r.at
-	now := r.now.Add(passed)
+	now := time.UnixMilli(r.now).Add(passed)
 	n := 0
 	for i := range claims {
 		limits := c.tiers[claims[i].Tier].limits
@@ -136,18 +148,12 @@ func (c *redisCounters) recall(r *redisRefusal, clock time.Duration, refusedBy i
 				into[n] = r.states[j]
 				into[n].Left -= passed
 			} else {
-				into[n] = State{Left: redisLeft(now, limits[j].window)}
+				into[n] = State{Left: redisLeft(r.now+passed.Milliseconds(), limits[j].window)}
 			}
 			n++
 		}
 	}
 	return Decision{RefusedBy: refusedBy, Now: now}
-}
-
-// redisLeft is the time until a window ends.
-func redisLeft(now time.Time, window time.Duration) time.Duration {
-	length := window.Milliseconds()
-	return time.Duration(length-now.UnixMilli()%length) * time.Millisecond
 }
 
 // remember remembers a refusal, if it may.
@@ -169,9 +175,9 @@ func (c *redisCounters) remember(clock time.Duration, epoch int64, d Decision, c
 	tier := claims[d.RefusedBy].Tier
 	r := &redisRefusal{
 		hash:  c.refusals.hash(tier, claims[d.RefusedBy].Identity),
-		epoch: epoch, at: clock, now: d.Now,
-		states: append([]State(nil), into[n:n+len(c.tiers[tier].limits)]...),
+		epoch: epoch, at: clock, now: d.Now.UnixMilli(),
 	}
+	r.states = append(r.few[:0], into[n:n+len(c.tiers[tier].limits)]...)
 	var left time.Duration
 	for _, s := range r.states {
 		if s.Exceeded {

@@ -285,7 +285,7 @@ func TestRedisRefusalsAreBounded(t *testing.T) {
 	held := 0
 	table := m.table.Load()
 	for i := range table {
-		if table[i].Load() != nil {
+		if table[i].refusal.Load() != nil {
 			held++
 		}
 	}

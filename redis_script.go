@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/sha1" //nolint:gosec // the name that the server gives to a script
 	_ "embed"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/redis/rueidis"
 )
@@ -34,23 +37,23 @@ func newRedisScript(text string) redisScript {
 
 // run runs the script, and sends its text only to a server that does not have it. It tries nothing again that may have
 // run.
-func (s redisScript) run(ctx context.Context, client rueidis.Client, keys, args []string) rueidis.RedisResult {
+func (s redisScript) run(ctx context.Context, client rueidis.Client, keys []string, arg string) rueidis.RedisResult {
 	n := int64(len(keys))
-	result := client.Do(ctx, client.B().Evalsha().Sha1(s.digest).Numkeys(n).Key(keys...).Arg(args...).Build())
+	result := client.Do(ctx, client.B().Evalsha().Sha1(s.digest).Numkeys(n).Key(keys...).Arg(arg).Build())
 	if failure, ok := rueidis.IsRedisErr(result.Error()); ok && failure.IsNoScript() {
-		result = client.Do(ctx, client.B().Eval().Script(s.text).Numkeys(n).Key(keys...).Arg(args...).Build())
+		result = client.Do(ctx, client.B().Eval().Script(s.text).Numkeys(n).Key(keys...).Arg(arg).Build())
 	}
 	return result
 }
 
-// Modes and letters of the take script.
+// Modes of the take script.
 const (
 	redisModeTake = "T"
 	redisModePeek = "P"
 )
 
-// redisLetters describes the limits of a tier to the script.
-func redisLetters(tier TierSpec) string {
+// redisSpec describes a tier to the take script.
+func redisSpec(tier TierSpec) string {
 	letter := byte('s')
 	switch {
 	case tier.DryRun && tier.Charge == ChargeChecked:
@@ -60,38 +63,87 @@ func redisLetters(tier TierSpec) string {
 	case tier.Charge == ChargeChecked:
 		letter = 'c'
 	}
-	letters := make([]byte, len(tier.Limits))
-	for i := range letters {
-		letters[i] = letter
+	var spec []byte
+	for i, limit := range tier.Limits {
+		if i == 0 {
+			spec = append(spec, letter-'a'+'A')
+		} else {
+			spec = append(spec, letter)
+		}
+		spec = appendRedisNumber(spec, limit.Count)
+		spec = appendRedisNumber(spec, limit.Window.Milliseconds())
 	}
-	letters[0] -= 'a' - 'A'
-	return string(letters)
+	return string(spec)
 }
 
-// redisReply is what the take script returns.
+// appendRedisNumber packs a number as scripts do.
+func appendRedisNumber(to []byte, n int64) []byte {
+	return binary.BigEndian.AppendUint64(to, math.Float64bits(float64(n)))
+}
+
+// redisReply is what the take script returns: packed numbers.
 type redisReply struct {
-	generation int64
-	now        int64 // milliseconds
-	refusedBy  int
-	limits     []rueidis.RedisMessage // two for each limit
+	text   string
+	limits int
 }
 
 // parseRedisReply checks the form of a reply about so many limits.
-func parseRedisReply(result rueidis.RedisResult, limits int) (reply redisReply, err error) {
-	values, err := result.ToArray()
+func parseRedisReply(result rueidis.RedisResult, limits int) (redisReply, error) {
+	text, err := result.ToString()
 	if err != nil {
-		return reply, err
+		return redisReply{}, err
 	}
-	if len(values) != 3+2*limits {
-		return reply, fmt.Errorf("the script returned %d values for %d limits", len(values), limits)
+	if len(text) != 8*(1+limits) && len(text) != 8*(3+2*limits) {
+		return redisReply{}, fmt.Errorf("the script returned %d bytes for %d limits", len(text), limits)
 	}
-	var refusedBy int64
-	for i, into := range []*int64{&reply.generation, &reply.now, &refusedBy} {
-		if *into, err = values[i].AsInt64(); err != nil {
-			return reply, err
-		}
+	return redisReply{text: text, limits: limits}, nil
+}
+
+// number is the nth number.
+func (r redisReply) number(n int) int64 {
+	var word [8]byte
+	copy(word[:], r.text[8*n:])
+	return int64(math.Float64frombits(binary.BigEndian.Uint64(word[:])))
+}
+
+// now is the time of the decision in milliseconds.
+func (r redisReply) now() int64 { return r.number(0) }
+
+// short tells that every limit admits the hit, in an aligned window, and that there was no reset.
+func (r redisReply) short() bool { return len(r.text) == 8*(1+r.limits) }
+
+// refusedBy is the claim that was refused, or -1.
+func (r redisReply) refusedBy() int {
+	if r.short() {
+		return -1
 	}
-	reply.refusedBy = int(refusedBy)
-	reply.limits = values[3:]
-	return reply, nil
+	return int(r.number(1 + r.limits))
+}
+
+// generation is the stack's reset generation, or 0.
+func (r redisReply) generation() int64 {
+	if r.short() {
+		return 0
+	}
+	return r.number(2 + r.limits)
+}
+
+// state is what a reply says of one limit.
+func (r redisReply) state(n int, window time.Duration) State {
+	s := State{Used: r.number(1 + n)}
+	if s.Used < 0 {
+		s.Used, s.Exceeded = -s.Used, true
+	}
+	if r.short() {
+		s.Left = redisLeft(r.now(), window)
+	} else {
+		s.Left = time.Duration(r.number(3+r.limits+n)) * time.Millisecond
+	}
+	return s
+}
+
+// redisLeft is the time from now, in milliseconds, until an aligned window ends.
+func redisLeft(now int64, window time.Duration) time.Duration {
+	length := window.Milliseconds()
+	return time.Duration(length-now%length) * time.Millisecond
 }

@@ -2,7 +2,6 @@ package tieredlimit
 
 import (
 	"context"
-	"strconv"
 	"sync/atomic"
 	"time"
 )
@@ -77,12 +76,14 @@ func (l *redisLink) probe(ctx context.Context, prefix string) error {
 	return l.tryProbe(ctx, prefix)
 }
 
+// redisProbe describes the tier of a probe to the script.
+var redisProbe = redisSpec(TierSpec{Name: "probe", Limits: []Limit{{Count: 1<<31 - 1, Window: time.Second}}})
+
 func (l *redisLink) tryProbe(ctx context.Context, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, redisDialTimeout)
 	defer cancel()
 	keys := []string{prefix + "reset", prefix + "probe"}
-	args := []string{redisModeTake + "S", strconv.Itoa(1<<31 - 1), strconv.FormatInt(time.Second.Milliseconds(), 10)}
-	result, err := l.run(ctx, redisTake, keys, args)
+	result, err := l.run(ctx, redisTake, keys, redisModeTake+redisProbe)
 	if err != nil {
 		return err
 	}

@@ -232,15 +232,17 @@ func TestRedisKeysAreAsDocumented(t *testing.T) {
 	assert.ElementsMatch(t, []string{
 		"tieredlimit:{api}:ip:60000:" + sum, "tieredlimit:{api}:ip:3600000:" + sum,
 	}, keys)
-	for _, key := range keys {
-		value := server.Do("GET", key).(string)
-		end, used, ok := strings.Cut(value, ":")
-		require.True(t, ok, value)
-		assert.Equal(t, "1", used)
-		at, err := strconv.ParseInt(end, 10, 64)
-		require.NoError(t, err)
-		assert.Zero(t, at%60000, "the window's end is aligned")
+	for _, window := range []time.Duration{time.Minute, time.Hour} {
+		value := server.Do("GET", fmt.Sprintf("tieredlimit:{api}:ip:%d:%s", window.Milliseconds(), sum))
+		now := time.Now()
+		assert.Contains(t, []any{counter(window, now, 1), counter(window, now.Add(-time.Second), 1)}, value)
 	}
+}
+
+// counter is what a key holds.
+func counter(window time.Duration, at time.Time, used int) string {
+	number := at.UnixMilli() / window.Milliseconds() % 900_000
+	return strconv.FormatInt(number*1e10+int64(used), 10)
 }
 
 func TestRedisSecretKeysFingerprints(t *testing.T) {
@@ -313,22 +315,47 @@ func TestRedisBridgesAClockThatWasSetBack(t *testing.T) {
 	take(t, c, "a")
 	take(t, c, "a")
 	key := server.Keys("*")[0]
-	for _, back := range []time.Duration{time.Hour, 70 * time.Second} {
-		// As if the window had begun before the clock was set back.
-		end := time.Now().Add(back).UnixMilli()
-		server.Do("SET", key, fmt.Sprintf("%d:2", end))
-		by, states := peek(t, c, "a")
-		assert.Equal(t, 0, by, "T15: freed early by a step of %v", back)
-		assert.Equal(t, time.Minute, states[0].Left, "peeking")
-		by, states = take(t, c, "a")
-		assert.Equal(t, 0, by, "T15: freed early by a step of %v", back)
-		assert.LessOrEqual(t, states[0].Left, time.Minute, "T15: locked beyond one window by a step of %v", back)
-		until, _, _ := strings.Cut(server.Do("GET", key).(string), ":")
-		at, err := strconv.ParseInt(until, 10, 64)
-		require.NoError(t, err)
-		assert.InDelta(t, time.Now().Add(time.Minute).UnixMilli(), at, 2000, "T15: the bridge ends after one window")
-		assert.Positive(t, server.Do("PTTL", key))
+	for name, plant := range map[string]func() string{
+		"one window": func() string { return counter(time.Minute, time.Now().Add(time.Minute), 2) },
+		"an hour":    func() string { return counter(time.Minute, time.Now().Add(time.Hour), 2) },
+		"a month":    func() string { return counter(time.Minute, time.Now().Add(30*day), 2) },
+		"while it is bridged": func() string {
+			return fmt.Sprintf("%d:2", time.Now().Add(time.Hour).UnixMilli())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// As if the window had begun before the clock was set back.
+			server.Do("SET", key, plant())
+			by, states := peek(t, c, "a")
+			assert.Equal(t, 0, by, "T15: freed early")
+			assert.Equal(t, time.Minute, states[0].Left, "peeking changes nothing")
+			by, states = take(t, c, "a")
+			assert.Equal(t, 0, by, "T15: freed early")
+			assert.Equal(t, time.Minute, states[0].Left)
+			bridge := server.Do("GET", key).(string)
+			end, used, _ := strings.Cut(bridge, ":")
+			at, err := strconv.ParseInt(end, 10, 64)
+			require.NoError(t, err)
+			assert.Equal(t, "2", used)
+			assert.InDelta(t, time.Now().Add(time.Minute).UnixMilli(), at, 2000, "T15: the bridge ends after one window")
+			take(t, c, "a")
+			assert.Equal(t, bridge, server.Do("GET", key), "T15: the end of the bridge does not move")
+			assert.Positive(t, server.Do("PTTL", key))
+		})
 	}
+	// One is left, and the bridge has just ended.
+	server.Do("SET", key, fmt.Sprintf("%d:1", time.Now().Add(30*time.Second).UnixMilli()))
+	by, states := take(t, c, "a")
+	assert.Equal(t, -1, by)
+	assert.Equal(t, int64(2), states[0].Used)
+	assert.LessOrEqual(t, states[0].Left, 30*time.Second)
+	by, _ = take(t, c, "a")
+	assert.Equal(t, 0, by)
+	server.Do("SET", key, fmt.Sprintf("%d:2", time.Now().Add(-time.Millisecond).UnixMilli()))
+	by, states = take(t, c, "a")
+	assert.Equal(t, -1, by, "after the bridge")
+	assert.Equal(t, int64(1), states[0].Used)
+	assert.Equal(t, counter(time.Minute, time.Now(), 1), server.Do("GET", key), "aligned again")
 }
 
 func TestRedisForeignValuesCountAsNone(t *testing.T) {
@@ -338,10 +365,15 @@ func TestRedisForeignValuesCountAsNone(t *testing.T) {
 	key := server.Keys("*")[0]
 	for _, plant := range [][]string{
 		{"LPUSH", key, "x"}, {"HSET", key, "a", "b"}, {"SADD", key, "x"}, {"SET", key, "garbage"}, {"SET", key, ""},
-		{"SET", key, ":"}, {"SET", key, "1:2:3"}, {"SET", key, "-1:-1"}, {"SET", key, "1e9:5"},
+		{"SET", key, ":"}, {"SET", key, "1:2:3"}, {"SET", key, "-1:-1"}, {"SET", key, "1e9:5"}, {"SET", key, "0"}, {"SET", key, "-7"},
+		{"SET", key, "1.5"}, {"SET", key, "nan"}, {"SET", key, "inf"}, {"SET", key, "9e99"}, {"SET", key, "0x10"},
+		{"SET", key, "9223372036854775807"}, {"SET", key, " " + counter(day, time.Now(), 0)},
+		{"SET", key, counter(day, time.Now(), 0) + ".5"}, {"SET", key, counter(day, time.Now().Add(-day), 2)},
 	} {
 		server.Do("DEL", key)
 		server.Do(plant...)
+		peeked, _ := peek(t, c, "a")
+		assert.Equal(t, -1, peeked, "%q", plant)
 		by, states := take(t, c, "a")
 		assert.Equal(t, -1, by, "%q", plant)
 		assert.Equal(t, int64(1), states[0].Used, "%q", plant)
