@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"time"
@@ -90,14 +89,12 @@ func (f *flags) run(cmd *cobra.Command, logs []string, wrap Wrap) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt)
-	defer stop()
 	o.Stdin = cmd.InOrStdin()
 	progress := newProgressLine(cmd.ErrOrStderr())
 	if !f.noProgress {
 		o.Progress = progress.show
 	}
-	rep, err := Run(ctx, *o)
+	rep, err := Run(cmd.Context(), *o)
 	progress.clear()
 	if err != nil {
 		return err

@@ -143,7 +143,6 @@ func (l *lineReader) stampRank(key []byte) int {
 // requestObject reads the members of the request.
 func (l *lineReader) requestObject(s *scanner) bool {
 	s.take('{')
-	r := &l.now.request
 	for first := true; ; first = false {
 		key, more, ok := s.member(first)
 		if !ok || !more {
@@ -152,45 +151,43 @@ func (l *lineReader) requestObject(s *scanner) bool {
 		if !key.plain {
 			key = text{raw: key.appendTo(nil), plain: true}
 		}
-		switch string(key.raw) {
-		case "remote_ip":
-			r.seen[fieldPeer] = s.is('"')
-			ok = s.stringOr(&r.remoteIP, 2)
-		case "remote_port":
-			ok = s.stringOr(&r.remotePort, 2)
-		case "remote_addr": // Caddy before 2.5
-			ok = s.stringOr(&r.remoteAddr, 2)
-		case "proto":
-			ok = s.stringOr(&r.proto, 2)
-		case "method":
-			r.seen[fieldMethod] = s.is('"')
-			ok = s.stringOr(&r.method, 2)
-		case "host":
-			r.seen[fieldHost] = s.is('"')
-			ok = s.stringOr(&r.host, 2)
-		case "uri":
-			r.seen[fieldURI] = s.is('"')
-			ok = s.stringOr(&r.uri, 2)
-		case "headers":
-			r.headers = r.headers[:0]
-			if r.seen[fieldHeaders] = s.is('{'); r.seen[fieldHeaders] {
-				ok = l.headersObject(s)
-			} else {
-				ok = s.skip(2)
-			}
-		case "tls":
-			r.tls = s.is('{')
-			ok = s.skip(2)
-		case "transfer_encoding":
-			r.chunked = s.is('[')
-			ok = s.skip(2)
-		default:
-			ok = s.skip(2)
-		}
-		if !ok {
+		if !l.requestMember(s, key) {
 			return false
 		}
 	}
+}
+
+func (l *lineReader) requestMember(s *scanner, key text) bool {
+	r := &l.now.request
+	switch string(key.raw) {
+	case "remote_ip":
+		return s.stringOr(&r.remoteIP, 2)
+	case "remote_port":
+		return s.stringOr(&r.remotePort, 2)
+	case "remote_addr": // Caddy before 2.5
+		return s.stringOr(&r.remoteAddr, 2)
+	case "proto":
+		return s.stringOr(&r.proto, 2)
+	case "method":
+		r.seen[fieldMethod] = s.is('"')
+		return s.stringOr(&r.method, 2)
+	case "host":
+		r.seen[fieldHost] = s.is('"')
+		return s.stringOr(&r.host, 2)
+	case "uri":
+		r.seen[fieldURI] = s.is('"')
+		return s.stringOr(&r.uri, 2)
+	case "headers":
+		r.headers = r.headers[:0]
+		if r.seen[fieldHeaders] = s.is('{'); r.seen[fieldHeaders] {
+			return l.headersObject(s)
+		}
+	case "tls":
+		r.tls = s.is('{')
+	case "transfer_encoding":
+		r.chunked = s.is('[')
+	}
+	return s.skip(2)
 }
 
 // headersObject reads the header fields that are wanted.
