@@ -74,10 +74,19 @@ func (h *Handler) uncounted(rec *record) (outcome, error) {
 		return outcomeTooEarly, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
 	}
 	rec.resolve()
-	if rec.client.addr.IsValid() && anyContains(h.exempt.clients, rec.client.addr) {
+	if rec.knowsClient() && anyContains(h.exempt.clients, rec.client.addr) {
 		return outcomeExempt, nil
 	}
 	return outcomeServed, nil
+}
+
+// knowsClient tells whether the address is that of the client and not of a proxy whose chain was of no use, which a
+// caller could make so to be exempt as the proxy is. Without any chain there is no sign of a proxy.
+func (rec *record) knowsClient() bool {
+	if !rec.client.addr.IsValid() {
+		return false
+	}
+	return rec.client.fallback == fallbackNone || rec.h.topology.chainLength(rec.r) == 0
 }
 
 // pass serves a request that is not judged.

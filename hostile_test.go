@@ -253,3 +253,30 @@ func TestA12AnUpgradeIsNoPreflight(t *testing.T) {
 	assert.Equal(t, 3, e.served(3, preflight))
 	assert.Equal(t, 1, e.served(3, preflight.with("Upgrade", "h2c").with("Connection", "Upgrade")))
 }
+
+// A caller cannot get the exemption of the proxy in front by making the chain useless, so that the proxy's address is
+// used in place of his own.
+func TestAUselessChainDoesNotExemptAsItsProxy(t *testing.T) {
+	t.Parallel()
+	const trusted = "trusted_proxies static 10.0.0.0/8\n trusted_proxies_strict\n client_ip_headers Cf-Connecting-Ip X-Forwarded-For"
+	for i, c := range []struct {
+		name, servers, hops string
+		request             request
+		want                int // served of 3, with 1 allowed
+	}{
+		{"an open quote", "", "trusted_hops 1 Forwarded", request{}.with("Forwarded", `for=9.9.9.9;x="`, "for=203.0.113.7"), 1},
+		{"garbage where the client should be", "", "trusted_hops 1", request{}.with("X-Forwarded-For", "unknown"), 1},
+		{"fewer entries than stated", "", "trusted_hops 2", request{}.with("X-Forwarded-For", "203.0.113.7"), 1},
+		{"garbage in the header that decides", trusted, "", request{}.with("X-Forwarded-For", "203.0.113.7").with("Cf-Connecting-Ip", "x"), 1},
+		{"an empty header that decides", trusted, "", request{}.with("X-Forwarded-For", "203.0.113.7").with("Cf-Connecting-Ip", ""), 1},
+		{"nothing but trusted entries", trusted, "", request{}.with("X-Forwarded-For", "10.0.0.8"), 1},
+		{"an exempt client behind the proxy", "", "trusted_hops 1", request{}.with("X-Forwarded-For", "10.0.0.7"), 3},
+		{"an exempt client without a proxy", "", "trusted_hops 1", request{}, 3},
+		{"an exempt client without a proxy, trusted", trusted, "", request{}, 3},
+	} {
+		e := newEdge(t, fmt.Sprintf("{\n servers {\n %s\n }\n}\n:8080 {\n tiered_limit useless-%d {\n %s\n tier ip 1/m\n exempt_clients 10.0.0.0/8\n }\n respond ok\n}",
+			c.servers, i, c.hops))
+		c.request.peer = "10.0.0.1:1"
+		assert.Equal(t, c.want, e.served(3, c.request), c.name)
+	}
+}
