@@ -654,7 +654,7 @@ func TestReadmeLinks(t *testing.T) {
 	for _, link := range markdownLink.FindAllStringSubmatch(text, -1) {
 		assert.True(t, anchors[link[1]], "no heading for #%s", link[1])
 	}
-	for _, example := range regexp.MustCompile(`examples/[a-z-]+`).FindAllString(text, -1) {
+	for _, example := range regexp.MustCompile(`examples/[a-z0-9-]+`).FindAllString(text, -1) {
 		assert.DirExists(t, example)
 	}
 	for name := range exampleChecks {
