@@ -104,8 +104,8 @@ func (rh *runningHandler) prepare(ip, user string, w http.ResponseWriter) *reque
 	return p
 }
 
-// Caller implements [Running]. Every handler gets the same: a request whose replacer is as fresh as on arrival, and an
-// empty response header.
+// Caller implements [Running]. Every handler gets the same: a request whose replacer is as fresh as on arrival, fields that
+// are in the processor's cache since a server has just read them off the connection, and an empty response header.
 func (rh *runningHandler) Caller(known *clients) func(n int) bool {
 	w := &response{header: make(http.Header)}
 	n := min(len(known.ip), max(1, rh.prepared))
@@ -122,7 +122,9 @@ func (rh *runningHandler) Caller(known *clients) func(n int) bool {
 	return func(k int) bool {
 		k -= known.first
 		p := requests[k%n]
-		p.ip[0], p.user[0] = known.ip[k], known.user[k]
+		ip, user := known.ip[k], known.user[k]
+		w.read += int(ip[0]) + int(user[0])
+		p.ip[0], p.user[0] = ip, user
 		*p.repl = p.saved
 		clear(w.header)
 		passed = false
@@ -135,6 +137,7 @@ func (rh *runningHandler) Caller(known *clients) func(n int) bool {
 type response struct {
 	header http.Header
 	err    error
+	read   int
 }
 
 func (w *response) Header() http.Header       { return w.header }

@@ -68,7 +68,7 @@ func (s settings) start(m member, c Case) (*remote, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(m.binary, "-worker", m.Name, "-group", string(m.Group), "-case", string(config))
+	cmd := exec.Command(m.binary, "-worker", m.Name, "-group", string(m.Group), "-case", string(config), "-profiles", s.profiles)
 	said := new(bytes.Buffer)
 	cmd.Stderr = said
 	in, err := cmd.StdinPipe()
@@ -145,6 +145,8 @@ type settings struct {
 	short  bool
 	only   string
 	log    io.Writer
+
+	profiles string // where CPU profiles go; empty: there are none
 }
 
 // interleave runs rounds in which each subject has its turn, in an order that differs from round to round.

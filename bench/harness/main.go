@@ -2,13 +2,17 @@ package harness
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
+	"runtime/pprof"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/tieredlimit/caddy-tieredlimit/bench/internal/figures"
 )
@@ -45,6 +49,7 @@ func parse(args []string, log io.Writer) (options, error) {
 	flags.BoolVar(&o.short, "short", false, "make few counters, to see whether all works")
 	flags.BoolVar(&o.reports, "tables", false, "print the names of the tables and exit")
 	flags.BoolVar(&o.list, "subjects", false, "print the subjects as JSON and exit")
+	flags.StringVar(&o.profiles, "profiles", "", "an existing folder for a CPU profile of each subject in each case")
 	flags.StringVar(&o.worker, "worker", "", "be the worker of this subject; for the benchmark itself")
 	flags.StringVar(&o.group, "group", "", "the worker's group")
 	flags.StringVar(&o.inCase, "case", "", "the worker's case as JSON")
@@ -127,7 +132,35 @@ func work(o options, own []Subject) error {
 	if err != nil {
 		return err
 	}
+	if o.profiles != "" {
+		stop, err := profile(o.profiles, c.Name+" "+s.Name)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	return w.serve(os.Stdin, os.Stdout)
+}
+
+// profile begins a CPU profile in a folder.
+func profile(dir, name string) (stop func(), err error) {
+	safe := strings.Map(func(r rune) rune {
+		if unicode.IsLetter(r) || unicode.IsDigit(r) {
+			return r
+		}
+		return '-'
+	}, name)
+	file, err := os.Create(filepath.Join(dir, safe+".prof"))
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(file); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		file.Close()
+	}, nil
 }
 
 // listSubjects prints the subjects and which of them are not of this package.
