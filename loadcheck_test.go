@@ -179,3 +179,22 @@ func TestF10UserTierAndAuthentication(t *testing.T) {
 		assert.Empty(t, e.logs.lines("warn", ""), name)
 	}
 }
+
+// F1: a placeholder without its braces is one bucket for everybody, and so reported.
+func TestF1KeysWithoutBraces(t *testing.T) {
+	t.Parallel()
+	for part, warned := range map[string]bool{
+		"http.request.header.X-Api-Key": true, "header.X-Api-Key": true, "client_ip": true, "remote_host": true,
+		"cookie.session": true, "everybody": false, "v1": false, "{http.request.header.X-Api-Key}": false,
+	} {
+		e := newEdge(t, freshListen()+" {\ntiered_limit {\ntier bare 5/m {\nkey "+part+"\n}\n}\nrespond ok\n}")
+		lines := e.logs.lines("warn", "without its braces")
+		if !warned {
+			assert.Empty(t, lines, part)
+			continue
+		}
+		require.Len(t, lines, 1, part)
+		assert.Contains(t, lines[0].str("msg"), "{"+part+"}")
+		assert.Equal(t, "bare", lines[0].str("tier"))
+	}
+}

@@ -167,6 +167,14 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.errors = findErrorRoutes(ctx, h.server)
+	if err := h.set(ctx, at); err != nil {
+		return fmt.Errorf("stack %q: %w", at.label, err)
+	}
+	return nil
+}
+
+// set makes what the stack needs at its place in the configuration.
+func (h *Handler) set(ctx caddy.Context, at location) error {
 	if err := h.compile(ctx, at); err != nil {
 		return err
 	}
