@@ -77,6 +77,15 @@ var readmeClaims = map[string]func(t *testing.T, block readmeBlock){
 	"CORS/1":                        claimCORS,
 	"Logs, placeholders, metrics/1": claimAccessLog,
 	"Memory/1":                      claimMaxKeys,
+	"Sharing counters: Redis/1":     claimShared,
+	"Settings/1":                    claimRedisSyntax,
+	"What is stored/1":              claimRedisKeys,
+	"The server/1":                  claimRedisConfig,
+	"The server/2":                  claimRedisUser,
+	"Cluster and sentinel/1":        claimRedisMode(redisCluster),
+	"Cluster and sentinel/2":        claimRedisMode(redisSentinel),
+	"Stores by others/1":            claimFile("examples/mapstore/store.go"),
+	"Stores by others/2":            claimFile("examples/mapstore/store_test.go"),
 	"Migrating from rate_limit/1":   claimOtherPlugin,
 	"Migrating from rate_limit/2":   claimMigrated,
 	"The access log names another client/1": func(t *testing.T, b readmeBlock) {
@@ -148,10 +157,10 @@ func handlerConfig(handler string) []byte {
 // commands are how the lines of sh blocks may begin.
 var commands = []string{
 	"go run ./cmd/caddy ", "go test ", "go vet ", "go tool xcaddy build ", "go tool staticcheck ", "xcaddy build ", "curl ",
-	"for i in 1 2 3 4 5 6; do curl ",
+	"for i in 1 2 3 4 5 6; do curl ", "CI=true bash ",
 }
 
-var pathInCommand = regexp.MustCompile(`(?:\./|--config )(\w[\w/]*)`)
+var pathInCommand = regexp.MustCompile(`(?:\./|--config |bash )(\.?\w[\w/]*)`)
 
 func checkCommands(t *testing.T, b readmeBlock) {
 	for line := range strings.Lines(b.text) {
@@ -627,7 +636,7 @@ func TestReadmePlaceholders(t *testing.T) {
 // What the README quotes from the log is what the log says.
 func TestReadmeLogMessages(t *testing.T) {
 	source := ""
-	for _, file := range []string{"notices.go", "loadcheck.go"} {
+	for _, file := range []string{"notices.go", "loadcheck.go", "redis_away.go"} {
 		source += readText(t, file)
 	}
 	source = regexp.MustCompile(`" \+\s+"`).ReplaceAllString(source, "") // messages that are written in pieces
