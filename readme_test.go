@@ -149,6 +149,8 @@ func handlerConfig(handler string) []byte {
 var commands = []string{
 	"go run ./cmd/caddy ", "go test ", "go vet ", "go tool xcaddy build ", "go tool staticcheck ", "xcaddy build ", "curl ",
 	"for i in 1 2 3 4 5 6; do curl ",
+	"caddy tiered-limit status", "caddy tiered-limit explain ", "caddy tiered-limit inspect ", "caddy tiered-limit reset ",
+	"cp -r examples/fail2ban/. /etc/fail2ban/", "fail2ban-client reload",
 }
 
 var pathInCommand = regexp.MustCompile(`(?:\./|--config )(\w[\w/]*)`)
