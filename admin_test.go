@@ -265,6 +265,26 @@ func TestAdminInspectAndReset(t *testing.T) {
 
 // What is asked for by the values of a key is what requests with these values are counted under.
 func TestAdminFindsTheCountersOfRequests(t *testing.T) {
+	const site = `
+:8080 {
+	tiered_limit admin-find {
+		trusted_hops 1
+		tier ip 9/m
+		tier caller 9/m {
+			key {http.request.header.X-Key} {http.tiered_limit.client_ip}
+		}
+		tier token 9/m {
+			key {http.request.header.X-Key}
+			key {http.request.header.X-Token}
+		}
+		tier user 9/m {
+			key user-{http.request.header.X-User}
+		}
+		tier global 9/m
+	}
+	respond ok
+}`
+	long := strings.Repeat("x", 9000)
 	for name, c := range map[string]struct {
 		tier, question string
 		request        request
@@ -274,15 +294,14 @@ func TestAdminFindsTheCountersOfRequests(t *testing.T) {
 		"IPv6 as counted":  {"ip", `"key":["2001:db8::"]`, from("2001:db8::ffff")},
 		"two parts":        {"caller", `"key":["a:b","198.51.100.2"]`, from("198.51.100.2", "X-Key", "a:b")},
 		"an empty part":    {"caller", `"key":["","198.51.100.3"]`, from("198.51.100.3")},
-		"an alternative":   {"caller", `"key":["secret"],"line":2`, from("198.51.100.4", "X-Token", "secret")},
-		"with a literal":   {"posts", `"key":["user-u1"]`, from("198.51.100.5", "X-User", "u1")},
-		"a value quoted":   {"posts", `"key":["user-\"\u00fc\\"]`, from("198.51.100.6", "X-User", "\"ü\\")},
-		"long":             {"posts", `"key":["user-` + strings.Repeat("x", 9000) + `"]`, from("198.51.100.7", "X-User", strings.Repeat("x", 9000))},
+		"an alternative":   {"token", `"key":["secret"],"line":2`, from("198.51.100.4", "X-Token", "secret")},
+		"with a literal":   {"user", `"key":["user-u1"]`, from("198.51.100.5", "X-User", "u1")},
+		"a value quoted":   {"user", `"key":["user-\"\u00fc\\"]`, from("198.51.100.6", "X-User", "\"ü\\")},
+		"long":             {"user", `"key":["user-` + long + `"]`, from("198.51.100.7", "X-User", long)},
 		"one for everyone": {"global", `"key":[]`, from("198.51.100.8")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEdge(t, strings.Replace(fmt.Sprintf(adminSite, "admin-find"), "key {http.request.header.X-Key} {http.tiered_limit.client_ip}\n",
-				map[bool]string{true: "key {http.request.header.X-Key}\n", false: "key {http.request.header.X-Key} {http.tiered_limit.client_ip}\n"}[strings.Contains(c.question, "line")], 1))
+			e := newEdge(t, site)
 			c.request.method = http.MethodPost
 			require.Equal(t, http.StatusOK, e.send(c.request).Code)
 			question := `{"stack":"admin-find","tier":"` + c.tier + `",` + c.question + `}`
