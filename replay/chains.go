@@ -24,6 +24,7 @@ type headerStudy struct {
 	peers    map[string]*peerChains
 	others   peerChains // of peers beyond maxPeers
 	places   [maxPlaces]distinct
+	samples  [maxPlaces][]string // the first different entries at each place
 }
 
 // peerChains are the chains that one peer sent.
@@ -37,6 +38,7 @@ const (
 	maxPeers    = 4096
 	maxPlaces   = 8
 	maxDistinct = 1 << 14 // different entries that are told apart at one place
+	maxSamples  = 3       // of them that are named
 )
 
 var placeSeed = maphash.MakeSeed()
@@ -95,8 +97,13 @@ func (s *headerStudy) places8(lines []string) int {
 }
 
 func (s *headerStudy) remember(place int, entry string) {
-	if set := &s.places[place]; set.n < maxDistinct {
-		set.add(maphash.String(placeSeed, entryHost(entry)))
+	set := &s.places[place]
+	if set.n >= maxDistinct {
+		return
+	}
+	entry = entryHost(entry)
+	if set.add(maphash.String(placeSeed, entry)) && len(s.samples[place]) < maxSamples {
+		s.samples[place] = append(s.samples[place], strings.Clone(shorten(entry)))
 	}
 }
 
@@ -106,7 +113,8 @@ type distinct struct {
 	n     int
 }
 
-func (d *distinct) add(hash uint64) {
+// add reports whether the value is new.
+func (d *distinct) add(hash uint64) bool {
 	if 2*d.n >= len(d.slots) {
 		old := d.slots
 		d.slots, d.n = make([]uint64, max(64, 4*len(old))), 0
@@ -121,11 +129,11 @@ func (d *distinct) add(hash uint64) {
 	for i := hash >> 16 & mask; ; i = (i + 1) & mask {
 		switch d.slots[i] {
 		case hash:
-			return
+			return false
 		case 0:
 			d.slots[i] = hash
 			d.n++
-			return
+			return true
 		}
 	}
 }

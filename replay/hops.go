@@ -141,21 +141,43 @@ func (s *headerStudy) adviseProxied(p parties) hopAdvice {
 	case distinct < leastClients:
 		return untold("the shortest chain has %d entries, but there are only %d different ones at that place, too few to tell "+
 			"clients from a proxy", shortest, distinct)
-	case shortest > 1 && distinct <= s.distinct(shortest-1) && distinct < maxDistinct:
-		return untold("the shortest chain has %d entries, but more different ones are at place %d from the right (%d) than at "+
-			"place %d (%d): perhaps every client of this log sent a header of its own", shortest, shortest-1,
-			s.distinct(shortest-1), shortest, distinct)
+	case shortest > 1 && distinct < 2*s.distinct(shortest-1) && s.distinct(shortest-1) < maxDistinct/2:
+		return untold("the shortest chain has %d entries, but not many more different ones are at place %d from the right (%d) "+
+			"than at place %d (%d): perhaps every client of this log sent a header of its own", shortest, shortest, distinct,
+			shortest-1, s.distinct(shortest-1))
 	}
 	a := told(shortest, "every request that a proxy passed on has at least %s, and %s have no more; %s different addresses are at "+
 		"that place", entries(shortest), share(p.exactly(shortest), p.relayed), atLeast(distinct))
 	if p.own > 0 {
-		a.reason += fmt.Sprintf("; %d requests without the header came from the proxies themselves, as health checks do", p.own)
+		a.reason += fmt.Sprintf("; %s without the header came from the proxies themselves, as health checks do", plural(p.own, "request"))
+	}
+	if shortest > 1 {
+		a.cure = fmt.Sprintf("make sure that the entries to the right of it are your own proxies (%s): if they are clients, every "+
+			"request of this log had a header that was made up, and fewer hops are right", s.rightOf(shortest))
 	}
 	if p.forged > 0 {
-		a.cure = "the peers are addresses on the internet: see to it that nobody but your proxies can connect, or a client could " +
+		if a.cure != "" {
+			a.cure += "; "
+		}
+		a.cure += "the peers are addresses on the internet: see to it that nobody but your proxies can connect, or a client could " +
 			"write the header itself"
 	}
 	return a
+}
+
+// rightOf names some of the entries to the right of a place.
+func (s *headerStudy) rightOf(place int) string {
+	var list []string
+	more := 0
+	for i := range place - 1 {
+		list = append(list, s.samples[i]...)
+		more += s.places[i].n - len(s.samples[i])
+	}
+	text := strings.Join(list, ", ")
+	if more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // shortest is the length of the shortest chain that a proxy sent, and whether proxies differ in it. One that sent only a

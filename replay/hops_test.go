@@ -189,6 +189,13 @@ func TestNoHopCountWhereNoneCanBeTold(t *testing.T) {
 	require.Contains(t, c.advise().reason, "only 19 requests")
 }
 
+func TestTheEntriesTakenForProxiesAreNamed(t *testing.T) {
+	a := study(500, 0.05, through(peers("35.191.0.%d:1", 60), appendOwn(itself, one("34.117.5.6")))).advise()
+	require.Contains(t, a.cure, "your own proxies (34.117.5.6)")
+	a = study(500, 0, through([]string{"10.0.0.1:1"}, appendOwn(itself, oneOf(peers("35.191.0.%d", 60)...)))).advise()
+	require.Regexp(t, `your own proxies \(35[0-9., ]* and 57 more\)`, a.cure)
+}
+
 func TestForwardedIsStudiedToo(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 8))
 	c := newChainStudy()
