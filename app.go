@@ -1,7 +1,11 @@
 package tieredlimit
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -22,7 +26,8 @@ type App struct {
 	stacks   map[string]*stackRun
 	servers  map[*caddyhttp.Server]*liveServer
 	defined  map[stackTier]*tierDefinition
-	handlers map[*Handler]bool
+	handlers map[*Handler]int // in which order they came
+	arrived  int
 }
 
 // stackTier names a tier of a stack.
@@ -59,12 +64,22 @@ func (a *App) Provision(caddy.Context) error {
 	a.stacks = make(map[string]*stackRun)
 	a.servers = make(map[*caddyhttp.Server]*liveServer)
 	a.defined = make(map[stackTier]*tierDefinition)
-	a.handlers = make(map[*Handler]bool)
+	a.handlers = make(map[*Handler]int)
 	return nil
 }
 
-// Start does nothing: stores connect at first use, since apps start in no particular order.
-func (*App) Start() error { return nil }
+// Start lets stores that connect begin to do so, now that the configuration has been accepted. It does not wait: apps
+// start in no particular order, and a store that is away must not keep the server from starting.
+func (a *App) Start() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for h := range a.handlers {
+		if c, ok := h.counters.(Connector); ok {
+			c.Connect()
+		}
+	}
+	return nil
+}
 
 // Stop does nothing: handlers return what they took when they are cleaned up.
 func (*App) Stop() error { return nil }
@@ -120,7 +135,8 @@ func (a *App) arrive(server *caddyhttp.Server, namedRoute bool) *liveServer {
 func (a *App) define(h *Handler) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.handlers[h] = true
+	a.arrived++
+	a.handlers[h] = a.arrived
 	if h.Name == "" {
 		return nil
 	}
@@ -137,6 +153,24 @@ func (a *App) define(h *Handler) error {
 		}
 	}
 	return nil
+}
+
+// inOrder lists the handlers by their servers' names, and those of a server in the order in which they were provisioned.
+// Servers are provisioned in no particular order.
+func (a *App) inOrder() []*Handler {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(a.handlers), func(x, y *Handler) int {
+		return cmp.Or(strings.Compare(x.serverName(), y.serverName()), a.handlers[x]-a.handlers[y])
+	})
+}
+
+// serverName is the name of the handler's server, if it has one.
+func (h *Handler) serverName() string {
+	if h.server == nil {
+		return ""
+	}
+	return h.server.Name()
 }
 
 // leave forgets a handler.

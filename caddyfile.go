@@ -34,7 +34,7 @@ type directiveParser struct {
 //			key      <part>...
 //			match    @name | <matcher> <args...> | { <matchers> }
 //			charge   served|checked
-//			dry_run
+//			dry_run  [header]
 //		}
 //		charge           served|checked
 //		exempt           <path>...
@@ -47,7 +47,8 @@ type directiveParser struct {
 //		}]
 //		jitter           <percent>
 //		log_keys
-//		dry_run
+//		dry_run          [header]
+//		events
 //		store            <backend> [{ ... }]
 //	}
 func parseDirective(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
@@ -90,12 +91,13 @@ func (p *directiveParser) parseSubdirective() error {
 		"cors":           p.parseCORS,
 		"jitter":         p.parseJitter,
 		"log_keys":       func() error { return p.parseFlag(&p.handler.LogKeys) },
-		"dry_run":        func() error { return p.parseFlag(&p.handler.DryRun) },
+		"dry_run":        func() error { return p.parseDryRun(&p.handler.DryRun, &p.handler.DryRunHeader) },
+		"events":         func() error { return p.parseFlag(&p.handler.Events) },
 		"store":          p.parseStore,
 	}[word]
 	if !known {
 		return p.Errf("unknown subdirective %q of tiered_limit; expected trusted_hops, ipv4_prefix, ipv6_prefix, tier, charge, "+
-			"exempt, exempt_clients, preflight, headers, body, cors, jitter, log_keys, dry_run or store", word)
+			"exempt, exempt_clients, preflight, headers, body, cors, jitter, log_keys, dry_run, events or store", word)
 	}
 	if word != "tier" {
 		if err := p.once(word); err != nil {
@@ -210,6 +212,22 @@ func (p *directiveParser) parseFlag(into *bool) error {
 	}
 	*into = true
 	return p.noBlock(word)
+}
+
+// parseDryRun reads dry_run, which may ask for a response header.
+func (p *directiveParser) parseDryRun(on, header *bool) error {
+	if p.CountRemainingArgs() > 0 {
+		word, err := p.argument("no argument but header")
+		if err != nil {
+			return err
+		}
+		if word != "header" {
+			return p.Errf("unexpected %q: dry_run takes no argument but header", word)
+		}
+		*header = true
+	}
+	*on = true
+	return p.noBlock("dry_run")
 }
 
 // parseList reads the arguments of a line that needs at least one, and checks each.
@@ -372,7 +390,7 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 	case "charge":
 		return p.parseWord(&t.Charge, "served", "checked")
 	case "dry_run":
-		return p.parseFlag(&t.DryRun)
+		return p.parseDryRun(&t.DryRun, &t.DryRunHeader)
 	}
 	return p.Errf("unknown word %q in tier %q; expected key, match, charge or dry_run", word, t.Name)
 }

@@ -170,7 +170,7 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 	const tier = "tier ip 5/s\n"
 	long := strings.Repeat("a", 65)
 	expected := "; expected trusted_hops, ipv4_prefix, ipv6_prefix, tier, charge, exempt, exempt_clients, preflight, headers, " +
-		"body, cors, jitter, log_keys, dry_run or store"
+		"body, cors, jitter, log_keys, dry_run, events or store"
 	const empty = "; if it comes from an environment variable, that variable is set but empty"
 	for _, c := range []struct {
 		block string
@@ -231,7 +231,7 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 		{"log_keys yes", 4, `unexpected "yes": log_keys takes no argument`},
 		{"log_keys {\n}", 4, `log_keys takes no block`},
 		{"log_keys\nlog_keys", 5, `log_keys is given twice`},
-		{"dry_run off", 4, `unexpected "off": dry_run takes no argument`},
+		{"dry_run off", 4, `unexpected "off": dry_run takes no argument but header`},
 		{"dry_run {\nx\n}", 4, `dry_run takes no block`},
 		{"jitter", 4, `jitter takes one percentage`},
 		{"jitter 101", 4, `jitter "101" is not a whole number of percent from 0 to 100`},
@@ -346,7 +346,7 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 		{"tier ip 5/s {\ncharge twice\n}", 5, `charge "twice" is not one of served, checked`},
 		{"tier ip 5/s {\ncharge served {\n}\n}", 5, `charge takes no block`},
 		{"tier ip 5/s {\ncharge served\ncharge served\n}", 6, `tier "ip": charge is given twice`},
-		{"tier ip 5/s {\ndry_run yes\n}", 5, `unexpected "yes": dry_run takes no argument`},
+		{"tier ip 5/s {\ndry_run yes\n}", 5, `unexpected "yes": dry_run takes no argument but header`},
 		{"tier ip 5/s {\ndry_run\ndry_run\n}", 6, `tier "ip": dry_run is given twice`},
 		{"tier ip 5/s {\ndry_run {\n}\n}", 5, `dry_run takes no block`},
 		{"tier ip 5/s {\nmatch\n}", 5, `tier "ip": match needs a matcher`},

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -51,6 +52,21 @@ func checkOrigin(s string) error {
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme == "" || u.Host == "" || s != strings.ToLower(u.Scheme+"://"+u.Host) {
 		return fmt.Errorf("cors origin %q is not of the form scheme://host[:port], in lower case and without a path", s)
+	}
+	for _, c := range []byte(u.Hostname()) {
+		if c == '*' {
+			return fmt.Errorf("cors origin %q has a wildcard; origins are compared whole, so list them, or write * alone", s)
+		}
+		if c <= ' ' || c > '~' {
+			return fmt.Errorf("cors origin %q has a host that is not ASCII; browsers send it in its xn-- form", s)
+		}
+	}
+	port := u.Port()
+	if n, err := strconv.Atoi(port); port != "" && (err != nil || n < 1 || n > 65535) {
+		return fmt.Errorf("cors origin %q has no port from 1 to 65535", s)
+	}
+	if u.Scheme == "https" && port == "443" || u.Scheme == "http" && port == "80" || strings.HasSuffix(u.Host, ":") {
+		return fmt.Errorf("cors origin %q names the default port, which browsers leave out", s)
 	}
 	return nil
 }

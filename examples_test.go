@@ -32,6 +32,7 @@ var exampleChecks = map[string]func(t *testing.T, text string){
 	"per-user":          checkPerUser,
 	"shared":            checkShared,
 	"dry-run":           checkDryRun,
+	"replicas":          checkReplicas,
 	"json":              checkJSON,
 }
 

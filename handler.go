@@ -34,6 +34,11 @@ func (rec *record) judge(w http.ResponseWriter, next caddyhttp.Handler, now time
 	if out == outcomeRefused {
 		return h.refuse(w, rec)
 	}
+	if out == outcomeDryRefused && rec.tellsDryRun() {
+		f := newDryRunWriter(w, rec.r)
+		defer f.settle()
+		w = f
+	}
 	if h.DryRun || rec.verdict.tier == nil || !h.answer.tellsWhenServed() {
 		return next.ServeHTTP(w, rec.r)
 	}
@@ -69,10 +74,19 @@ func (h *Handler) uncounted(rec *record) (outcome, error) {
 		return outcomeTooEarly, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
 	}
 	rec.resolve()
-	if rec.client.addr.IsValid() && anyContains(h.exempt.clients, rec.client.addr) {
+	if rec.knowsClient() && anyContains(h.exempt.clients, rec.client.addr) {
 		return outcomeExempt, nil
 	}
 	return outcomeServed, nil
+}
+
+// knowsClient tells whether the address is that of the client and not of a proxy whose chain was of no use, which a
+// caller could make so to be exempt as the proxy is. Without any chain there is no sign of a proxy.
+func (rec *record) knowsClient() bool {
+	if !rec.client.addr.IsValid() {
+		return false
+	}
+	return rec.client.fallback == fallbackNone || rec.h.topology.chainLength(rec.r) == 0
 }
 
 // pass serves a request that is not judged.
@@ -90,16 +104,38 @@ func (rec *record) decide(now time.Time) (outcome, error) {
 	if err := rec.claim(sc); err != nil {
 		return outcomeTooEarly, err
 	}
-	rec.verdict.now = now
+	rec.verdict.now = now.UnixMilli()
 	if len(sc.claims) == 0 {
 		return outcomeServed, nil
 	}
-	decision, err := h.counters.Take(rec.r.Context(), now, sc.claims, sc.states)
+	decision, err := h.take(rec.r.Context(), now, sc)
 	if err != nil {
 		return outcomeStoreError, err
 	}
-	rec.verdict.now = decision.Now
+	if decision.Without != "" {
+		h.storeMeter.failed(decision.Without)
+	}
+	rec.verdict.now = decision.Now.UnixMilli()
+	rec.settled = rec.judged
+	if h.DryRun && decision.RefusedBy >= 0 {
+		rec.settled = rec.charged(sc, decision.RefusedBy)
+	}
 	return rec.read(sc, decision, now), nil
+}
+
+// charged are the tiers that were charged although one behind them refused. After a dry stack has let such a request
+// pass, the others may still refuse it in a live handler of the same name.
+func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
+	set, at := uint64(0), 0
+	for i := range sc.claims[:refusedBy] {
+		t := rec.h.tiers[sc.claims[i].Tier]
+		states := sc.states[at : at+len(t.spec.Limits)]
+		at += len(states)
+		if t.spec.Charge == ChargeChecked && !anyExceeded(states) {
+			set |= 1 << t.index
+		}
+	}
+	return set
 }
 
 // claim collects one claim for each tier that concerns the request and can tell whom to count. A dry tier that cannot
@@ -111,7 +147,7 @@ func (rec *record) claim(sc *scratch) error {
 		if err != nil && !t.spec.DryRun {
 			return err
 		}
-		if err != nil || !concerned || rec.prev != nil && rec.wasJudged(t.name) {
+		if err != nil || !concerned || rec.prev != nil && rec.wasSettled(t.name) {
 			continue
 		}
 		claim := Claim{Tier: t.index, Identity: t.fixed}
@@ -171,16 +207,17 @@ func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
 		switch {
 		case i == decision.RefusedBy:
 			rec.readRefusal(t, states)
-			h.noteRefusal(rec, t, h.DryRun, now)
+			h.noteRefusal(rec, refusal{tier: t, identity: sc.claims[i].Identity, dry: h.DryRun, at: decision.Now}, now)
 			if h.DryRun {
 				return outcomeDryRefused
 			}
 			return outcomeRefused
 		case t.spec.DryRun:
 			if anyExceeded(states) {
-				h.noteRefusal(rec, t, true, now)
+				h.noteRefusal(rec, refusal{tier: t, identity: sc.claims[i].Identity, dry: true, at: decision.Now}, now)
+				rec.dryHeader = rec.dryHeader || t.dryHeader
 				out = outcomeDryRefused
-				rec.dryTier = cmp.Or(rec.dryTier, t.name)
+				rec.dryTier = cmp.Or(rec.dryTier, t)
 			}
 		case decision.RefusedBy < 0:
 			rec.readServed(t, states)
@@ -195,7 +232,7 @@ func (rec *record) readRefusal(t *tier, states []State) {
 	*v = verdict{refused: true, tier: t, now: v.now}
 	for j := range states {
 		if states[j].Exceeded && states[j].Left > v.left {
-			v.limit, v.used, v.left = j, states[j].Used, states[j].Left
+			v.limit, v.used, v.left = int32(j), states[j].Used, states[j].Left
 		}
 	}
 }
@@ -203,7 +240,7 @@ func (rec *record) readRefusal(t *tier, states []State) {
 // readServed takes a limit as the binding one if it leaves a smaller share than those before it.
 func (rec *record) readServed(t *tier, states []State) {
 	for j := range states {
-		v := verdict{tier: t, limit: j, used: states[j].Used, left: states[j].Left, now: rec.verdict.now}
+		v := verdict{tier: t, limit: int32(j), used: states[j].Used, left: states[j].Left, now: rec.verdict.now}
 		if v.tighter(&rec.verdict) {
 			rec.verdict = v
 		}

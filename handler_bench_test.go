@@ -72,7 +72,9 @@ func TestDecidingAllocatesNothing(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, want, got)
 		}
-		assert.Zero(t, allocs, "allocations to decide")
+		if raceFactor == 1 { // the race detector makes sync.Pool forget at random
+			assert.Zero(t, allocs, "allocations to decide")
+		}
 	}
 }
 

@@ -108,18 +108,22 @@ func (a *answer) policy(tiers []*tier, judged uint64) string {
 // first final status.
 type fieldWriter struct {
 	caddyhttp.ResponseWriterWrapper
-	names  []string
-	values [maxFields]string
-	expose []string // to add to Access-Control-Expose-Headers; nil: nothing
-	before []string // what that field was
+	answer  *answer // whose fields these are; nil: there are none, the status is written, or another stack's win
+	values  [maxFields]string
+	exposed *exposure // nil: nothing is to be exposed
+}
+
+// exposure is what a fieldWriter does to Access-Control-Expose-Headers.
+type exposure struct {
+	names  []string // to be added
+	before []string // what the field was
 	merged *string  // and what it was made
-	done   bool     // the status is written, or another stack's fields win
 }
 
 // fill writes the field values of a verdict.
 func (rec *record) fill() {
 	a, v, f := &rec.h.answer, &rec.verdict, &rec.out
-	f.names = a.names
+	f.answer = a
 	n := 0
 	if a.x {
 		var text [32]byte
@@ -135,9 +139,9 @@ func (rec *record) fill() {
 		f.values[n+1] = v.rateLimit()
 	}
 	if _, cross := rec.r.Header["Origin"]; cross {
-		f.expose = a.exposeServed
+		f.exposed = &exposure{names: a.exposeServed}
 		if v.refused {
-			f.expose = a.exposeRefused
+			f.exposed.names = a.exposeRefused
 		}
 	}
 }
@@ -157,35 +161,64 @@ func (v *verdict) rateLimit() string {
 // set puts the fields on a header, replacing what is there. Each gets a slice of its own, which a later handler may
 // edit in place and append to without touching its neighbours.
 func (f *fieldWriter) set(header http.Header) {
-	for i, name := range f.names {
-		if there := header[name]; len(there) == 1 && &there[0] == &f.values[i] {
-			continue
-		}
+	for i, name := range f.answer.names {
 		header[name] = f.values[i : i+1 : i+1]
 	}
-	if there := header[fieldExpose]; f.expose != nil && !f.exposed(there) {
-		f.before = there
-		exposeFields(header, f.expose)
-		f.merged = &header[fieldExpose][0]
+	if f.exposed != nil {
+		f.exposed.set(header)
 	}
 }
 
-// exposed tells whether a value of Access-Control-Expose-Headers is what this writer has made of it.
-func (f *fieldWriter) exposed(there []string) bool {
-	return len(there) == 1 && &there[0] == f.merged
+// settle puts the fields in place once, before a final status is written. Most are there still, and looking costs less
+// than writing.
+func (f *fieldWriter) settle() {
+	if f.answer == nil {
+		return
+	}
+	header, names := f.Header(), f.answer.names
+	f.answer = nil
+	for i, name := range names {
+		if !isAlone(header[name], &f.values[i]) {
+			header[name] = f.values[i : i+1 : i+1]
+		}
+	}
+	if f.exposed != nil {
+		f.exposed.set(header)
+	}
+}
+
+// isAlone tells whether a field's only value is this very one.
+func isAlone(values []string, value *string) bool { return len(values) == 1 && &values[0] == value }
+
+// set merges the names into the field, unless that has been done.
+func (e *exposure) set(header http.Header) {
+	if there := header[fieldExpose]; !isAlone(there, e.merged) {
+		e.before = there
+		exposeFields(header, e.names)
+		e.merged = &header[fieldExpose][0]
+	}
+}
+
+// remove makes the field what it was, if it is still what set has made it.
+func (e *exposure) remove(header http.Header) {
+	if !isAlone(header[fieldExpose], e.merged) {
+		return
+	}
+	delete(header, fieldExpose)
+	if e.before != nil {
+		header[fieldExpose] = e.before
+	}
 }
 
 // remove takes the fields off again, if they are still ours.
 func (f *fieldWriter) remove(header http.Header) {
-	f.done = true
-	if f.exposed(header[fieldExpose]) {
-		delete(header, fieldExpose)
-		if f.before != nil {
-			header[fieldExpose] = f.before
-		}
+	names := f.answer.names
+	f.answer = nil
+	if f.exposed != nil {
+		f.exposed.remove(header)
 	}
-	for i, name := range f.names {
-		if there := header[name]; len(there) == 1 && &there[0] == &f.values[i] {
+	for i, name := range names {
+		if isAlone(header[name], &f.values[i]) {
 			delete(header, name)
 		}
 	}
@@ -220,7 +253,7 @@ func exposeFields(header http.Header, names []string) {
 // not, they are withdrawn.
 func (rec *record) yields(header http.Header) bool {
 	for p := rec.prev; p != nil; p = p.prev {
-		if p.out.names == nil || p.out.done {
+		if p.out.answer == nil {
 			continue
 		}
 		if !rec.verdict.refused && (p.verdict.refused || !rec.verdict.tighter(&p.verdict)) {
@@ -242,14 +275,6 @@ func (rec *record) serveWithFields(w http.ResponseWriter, next caddyhttp.Handler
 	err := next.ServeHTTP(&rec.out, rec.r)
 	rec.out.settle() // a handler may leave the status to the server, or to error routes
 	return err
-}
-
-// settle puts the fields in place once, before a final status is written.
-func (f *fieldWriter) settle() {
-	if !f.done {
-		f.done = true
-		f.set(f.Header())
-	}
 }
 
 // WriteHeader puts the fields in place at the first final status. 101 is final; other 1xx are not.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/textproto"
@@ -20,6 +21,9 @@ const (
 	clientPlaceholder = "http.tiered_limit.client_ip"
 	userPlaceholder   = "http.auth.user.id"
 	headerPrefix      = "http.request.header."
+	queryPrefix       = "http.request.uri.query."
+	cookiePrefix      = "http.request.cookie."
+	hostPlaceholder   = "http.request.host"
 	authPrefix        = "http.auth."
 )
 
@@ -46,7 +50,7 @@ const maxPart = 256
 // segment is a stretch of a part: literal text, or the value of a placeholder.
 type segment struct {
 	kind segmentKind
-	text string // the literal, the header field, or the placeholder's name
+	text string // the literal, the name of the header field, parameter or cookie, or that of the placeholder
 }
 
 type segmentKind uint8
@@ -55,6 +59,9 @@ const (
 	segmentLiteral segmentKind = iota
 	segmentClient
 	segmentHeader
+	segmentQuery
+	segmentCookie
+	segmentHost
 	segmentPlaceholder
 )
 
@@ -74,10 +81,7 @@ func defaultKeys(name string) [][]string {
 
 // compileKeys compiles the keys of a tier, refusing placeholders that do not exist or can never limit.
 func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error) {
-	lines := t.Keys
-	if len(lines) == 0 {
-		lines = defaultKeys(t.Name)
-	}
+	lines := t.keyLines()
 	if len(lines) > 255 {
 		return nil, fmt.Errorf("has %d keys; at most 255 are possible", len(lines))
 	}
@@ -164,6 +168,15 @@ func placeholderSegment(name string) segment {
 	if field, ok := strings.CutPrefix(name, headerPrefix); ok && field != "" {
 		return segment{kind: segmentHeader, text: textproto.CanonicalMIMEHeaderKey(field)}
 	}
+	if param, ok := strings.CutPrefix(name, queryPrefix); ok && param != "" {
+		return segment{kind: segmentQuery, text: param}
+	}
+	if cookie, ok := strings.CutPrefix(name, cookiePrefix); ok && cookie != "" {
+		return segment{kind: segmentCookie, text: cookie}
+	}
+	if name == hostPlaceholder {
+		return segment{kind: segmentHost}
+	}
 	return segment{kind: segmentPlaceholder, text: name}
 }
 
@@ -179,6 +192,12 @@ func (s segment) name() string {
 		return clientPlaceholder
 	case segmentHeader:
 		return headerPrefix + s.text
+	case segmentQuery:
+		return queryPrefix + s.text
+	case segmentCookie:
+		return cookiePrefix + s.text
+	case segmentHost:
+		return hostPlaceholder
 	}
 	return s.text
 }
@@ -215,14 +234,32 @@ func (k *key) appendIdentity(buf []byte, src keySource) ([]byte, bool) {
 			buf = part[i].appendValue(buf, src)
 			found = found || part[i].kind != segmentLiteral && len(buf) > before
 		}
-		content := buf[start+4:]
-		binary.BigEndian.PutUint32(buf[start:], uint32(len(content)))
-		if len(content) > maxPart {
-			sum := sha256.Sum256(content)
-			buf = append(buf[:start+4], sum[:]...)
-		}
+		buf = closePart(buf, start)
 	}
 	return buf, found
+}
+
+// closePart writes the length of a part that begins at start into the four bytes that were left there, and replaces a
+// long part by its digest.
+func closePart(buf []byte, start int) []byte {
+	content := buf[start+4:]
+	binary.BigEndian.PutUint32(buf[start:], uint32(len(content)))
+	if len(content) > maxPart {
+		sum := sha256.Sum256(content)
+		buf = append(buf[:start+4], sum[:]...)
+	}
+	return buf
+}
+
+// appendTexts appends the identity that parts with these values have under the key.
+func (k *key) appendTexts(buf []byte, parts []string) []byte {
+	buf = k.appendPrefix(buf)
+	for _, text := range parts {
+		start := len(buf)
+		buf = append(buf, 0, 0, 0, 0)
+		buf = closePart(append(buf, text...), start)
+	}
+	return buf
 }
 
 func (s *segment) appendValue(buf []byte, src keySource) []byte {
@@ -232,13 +269,13 @@ func (s *segment) appendValue(buf []byte, src keySource) []byte {
 	case segmentClient:
 		return src.appendClient(buf)
 	case segmentHeader:
-		for i, v := range src.request().Header[s.text] {
-			if i > 0 {
-				buf = append(buf, ',')
-			}
-			buf = append(buf, v...)
-		}
-		return buf
+		return appendOnly(buf, src.request().Header[s.text])
+	case segmentQuery:
+		return appendOnly(buf, src.request().URL.Query()[s.text])
+	case segmentCookie:
+		return appendCookie(buf, src.request(), s.text)
+	case segmentHost:
+		return appendHost(buf, src.request().Host)
 	}
 	repl := src.replacer()
 	if repl == nil {
@@ -253,6 +290,50 @@ func (s *segment) appendValue(buf []byte, src keySource) []byte {
 		return append(buf, text...)
 	}
 	return append(buf, caddy.ToString(value)...)
+}
+
+// severalValues stands for a value that a request gives more than once. No header field can hold it.
+const severalValues = "\x00"
+
+// appendOnly appends the value that a request gives for something that is to be given once. All requests that give
+// different ones are counted together: which of them is used behind this server cannot be known here, so a caller with
+// one that is valid would have a new budget for each that is put beside it.
+func appendOnly(buf []byte, values []string) []byte {
+	for _, v := range values {
+		if v != values[0] {
+			return append(buf, severalValues...)
+		}
+	}
+	if len(values) == 0 {
+		return buf
+	}
+	return append(buf, values[0]...)
+}
+
+// appendCookie appends the value of the first cookie with a name. Names of cookies are compared with regard to case
+// (RFC 6265 section 5.4), unlike in Caddy's placeholder, so that no other cookie can stand in for one. Of several
+// with one name browsers send the one with the longest path first; they are no forgery.
+func appendCookie(buf []byte, r *http.Request, name string) []byte {
+	for _, c := range r.CookiesNamed(name) {
+		return append(buf, c.Value...)
+	}
+	return buf
+}
+
+// appendHost appends the host that a request is for, in lower case and without the port, since neither the case nor
+// the port leads to another site.
+func appendHost(buf []byte, host string) []byte {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	for i := range len(host) {
+		c := host[i]
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		buf = append(buf, c)
+	}
+	return buf
 }
 
 // groupSeed makes groups unpredictable, so that nobody can pick identities that share somebody's group.

@@ -28,15 +28,40 @@ func (h *Handler) warnAtLoad() {
 			"leftmost entry of the forwarding header, which callers can forge; tiered_limit reads it from the right, so the two "+
 			"may name different clients. Set trusted_proxies_strict", zap.String("server", h.server.Name()))
 	}
+	if h.exempt.everything() {
+		h.logger.Warn("exempt or exempt_clients exempts every request, so nothing is limited", zap.String("stack", h.stackLabel))
+	}
 	for _, t := range h.tiers {
 		for i := range t.keys {
 			for _, part := range t.keys[i].parts {
+				if len(part) == 1 && part[0].looksBare() && h.app.firstWarning("bare "+part[0].text) {
+					h.logger.Warn("a key part looks like a placeholder without its braces: it is the same text for every request; "+
+						"write {"+part[0].text+"} for its value",
+						zap.String("stack", h.stackLabel), zap.String("tier", t.name), zap.String("part", part[0].text))
+				}
 				for _, s := range part {
 					h.warnPlaceholder(t.name, s)
 				}
 			}
 		}
 	}
+}
+
+// looksBare tells whether a literal is named as one of Caddy's request placeholders or their shorthands are.
+func (s segment) looksBare() bool {
+	if s.kind != segmentLiteral {
+		return false
+	}
+	switch s.text {
+	case "client_ip", "remote_host", "remote_ip", "host", "hostport", "uri", "path", "query", "user":
+		return true
+	}
+	for _, prefix := range [...]string{"http.", "header.", "query.", "cookie.", "vars.", "path.", "re.", "file.", "env."} {
+		if strings.HasPrefix(s.text, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // warnPlaceholder reports a placeholder of a key that does not name the client as tiered_limit does, and one that Caddy
@@ -56,7 +81,8 @@ func (h *Handler) warnPlaceholder(tier string, s segment) {
 		why = "is written by callers, who get a new bucket for each value"
 	case !strings.Contains(name, "."):
 		if h.app.firstWarning("placeholder " + name) {
-			h.logger.Warn("a key uses a placeholder that only a map directive or a plugin can fill",
+			h.logger.Warn("a key uses a placeholder that only a map directive or a plugin can fill; for the client's address write {"+
+				clientPlaceholder+"}",
 				zap.String("stack", h.stackLabel), zap.String("tier", tier), zap.String("placeholder", "{"+name+"}"))
 		}
 		return

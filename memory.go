@@ -26,8 +26,8 @@ func init() {
 // window at a time.
 //
 // Identities are kept as 64-bit hashes under a seed that is drawn anew in each process and never shown, so nobody can
-// search for two that collide. By chance, an identity meets one of a million others with a probability of 1 in 10^13,
-// and shares its counter until the window ends.
+// search for two that collide. By chance, an identity meets one of a million others with a probability below 1 in
+// 10^13, and then shares its counter until the window ends.
 type Memory struct {
 	// How many counters a stack may hold, 1 to 2147483647. Default: 1000000.
 	//

@@ -123,6 +123,8 @@ func TestMemoryJSON(t *testing.T) {
 
 func TestMemoryRefusesSpecs(t *testing.T) {
 	limits := func(limits ...Limit) []TierSpec { return []TierSpec{{Name: "ip", Limits: limits}} }
+	minute := Limit{1, time.Minute}
+	three := []TierSpec{perMinute("a", 1), perMinute("b", 1), perMinute("c", 1)}
 	for want, tiers := range map[string][]TierSpec{
 		`tier "ip" has no limit`:                                         limits(),
 		`tier "ip" occurs twice`:                                         {perMinute("ip", 1), perMinute("ip", 2)},
@@ -130,8 +132,8 @@ func TestMemoryRefusesSpecs(t *testing.T) {
 		`tier "ip": count 2147483648 is not from 1 to 2147483647`:        limits(Limit{1 << 31, time.Minute}),
 		`tier "ip": window 1.0000001s is not a number of whole millisec`: limits(Limit{1, time.Second + 100}),
 		`tier "ip": window 0s is not a number of whole milliseconds`:     limits(Limit{1, 0}),
-		`tier "ip": window 1m0s occurs twice`:                            limits(Limit{1, time.Minute}, Limit{2, time.Minute}),
-		`max_keys 2 cannot be shared out over 3 limits`:                  {perMinute("a", 1), perMinute("b", 1), perMinute("c", 1)},
+		`tier "ip": window 1m0s occurs twice`:                            limits(minute, minute),
+		`max_keys 2 cannot be shared out over 3 limits`:                  three,
 	} {
 		most, name := int64(2), fmt.Sprint("refused-", rand.Uint64())
 		_, err := (&Memory{MaxKeys: &most}).Open(StackSpec{Name: name, Tiers: tiers})
@@ -300,6 +302,38 @@ func TestMemoryBoundConcurrently(t *testing.T) {
 	assert.Equal(t, int64(most), m.Tracked())
 	assert.Equal(t, int64(1), m.Overflowed())
 	assert.Equal(t, int64(most+1), served.Load())
+}
+
+// If the last room goes to somebody else between the decision and the charge, nothing is charged, and it is decided
+// again.
+func TestMemoryRoomIsLost(t *testing.T) {
+	m := openMemory(t, 2, "", perMinute("ip", 1), perMinute("user", 1))
+	claims := []Claim{{Tier: 0, Identity: []byte("a"), Group: 1}, {Tier: 1, Identity: []byte("u"), Group: 1}}
+	p := make([]probe, len(m.limits))
+	_, err := m.claim(p, claims)
+	require.NoError(t, err)
+	m.hold(p, monday.UnixMilli())
+	require.Equal(t, -1, m.judge(p, claims))
+	users := m.limits[1].table
+	require.True(t, users.reserve(p[1].end, 1))
+	assert.False(t, m.charge(p, claims, -1))
+	m.unlock(p)
+	assert.Zero(t, m.limits[0].table.live.Load(), "the room for the first tier was not given back")
+	states := make([]State, 2)
+	decision, err := m.Take(t.Context(), monday, claims, states)
+	require.NoError(t, err)
+	assert.Equal(t, -1, decision.RefusedBy)
+	assert.Equal(t, []int64{1, 1}, usedOf(states))
+	assert.Equal(t, []int64{2, 1}, []int64{m.Tracked(), m.Overflowed()})
+}
+
+// A caller whose clock is behind a window that has begun counts in that one, and is told of no time longer than it.
+func TestMemoryIsLate(t *testing.T) {
+	m := openMemory(t, 0, "", forAll("global", 5))
+	hit(t, m, monday, "", 0)
+	m.limits[0].table.shards[0].end += time.Hour.Milliseconds()
+	_, state := hit(t, m, monday, "", 0)
+	assert.Equal(t, State{Used: 2, Left: time.Minute}, state)
 }
 
 func TestS1ManyClients(t *testing.T) {

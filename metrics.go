@@ -1,6 +1,8 @@
 package tieredlimit
 
 import (
+	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2"
@@ -45,6 +47,9 @@ type stackMeter struct {
 	label     string
 	requests  [outcomes]atomic.Int64
 	fallbacks [fallbackReasons]atomic.Int64
+
+	mu       sync.Mutex
+	counting map[string][]*Handler // that have opened counters, by the name of their store
 }
 
 // tierMeter counts the refusals and skips of one tier.
@@ -52,11 +57,67 @@ type tierMeter struct {
 	stack, tier string
 	refusals    [2]atomic.Int64 // real, dry
 	skipped     atomic.Int64
+	worst       sketch
+	announced   announcements
 }
 
 func (m *stackMeter) count(o outcome) { m.requests[o].Add(1) }
 
 func (m *stackMeter) fallback(reason fallbackReason) { m.fallbacks[reason].Add(1) }
+
+// attach makes known that a handler of the stack has opened counters.
+func (m *stackMeter) attach(store string, h *Handler) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.counting == nil {
+		m.counting = make(map[string][]*Handler)
+	}
+	m.counting[store] = append(m.counting[store], h)
+}
+
+// detach makes known that they are about to be closed.
+func (m *stackMeter) detach(store string, h *Handler) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := slices.Index(m.counting[store], h); i >= 0 {
+		m.counting[store] = slices.Delete(m.counting[store], i, i+1)
+	}
+}
+
+// latest are the counters that the stack has opened last, of each store. Those before them are the same ones, or those
+// of a configuration that is on its way out.
+func (m *stackMeter) latest() []Counters {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var list []Counters
+	for _, handlers := range m.counting {
+		if n := len(handlers); n > 0 {
+			list = append(list, handlers[n-1].counters)
+		}
+	}
+	return list
+}
+
+// held sums up what the stack's counters tell of themselves.
+type held struct {
+	tracked, overflowed, remembered int64
+	tracks                          bool // the first two are known
+}
+
+func (m *stackMeter) held() held {
+	var sum held
+	for _, c := range m.latest() {
+		if t, ok := c.(Tracker); ok {
+			sum.tracks = true
+			sum.tracked += t.Tracked()
+			sum.overflowed += t.Overflowed()
+		}
+		if r, ok := c.(Rememberer); ok {
+			sum.remembered += r.Remembered()
+		}
+	}
+	return sum
+}
 
 func (m *tierMeter) refused(dry bool) {
 	if dry {
@@ -120,14 +181,27 @@ var (
 		"Requests that a tier did not limit because every key was empty.", []string{"stack", "tier"}, nil)
 	fallbackDesc = prometheus.NewDesc("caddy_tiered_limit_client_fallback_total",
 		"Requests counted for the peer because the forwarding chain could not be used.", []string{"stack", "reason"}, nil)
+	countersDesc = prometheus.NewDesc("caddy_tiered_limit_counters",
+		"Counters held in the current windows, where the store can tell.", []string{"stack"}, nil)
+	overflowDesc = prometheus.NewDesc("caddy_tiered_limit_overflow_total",
+		"Hits counted together with others of their network for want of room, where the store can tell.", []string{"stack"}, nil)
+	decisionDesc = prometheus.NewDesc("caddy_tiered_limit_decision_seconds",
+		"How long the store took to decide: each decision of a remote store, a sample of one in 64 of another.",
+		[]string{"store"}, nil)
+	storeErrorsDesc = prometheus.NewDesc("caddy_tiered_limit_store_errors_total",
+		"Decisions that the store could not make, by the kind of failure.", []string{"store", "kind"}, nil)
+	localRefusalsDesc = prometheus.NewDesc("caddy_tiered_limit_local_refusals_total",
+		"Requests refused again from memory, without asking the remote store.", []string{"stack"}, nil)
 )
 
 // Describe sends the descriptions of all metrics.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- requestsDesc
-	ch <- refusalsDesc
-	ch <- skippedDesc
-	ch <- fallbackDesc
+	for _, desc := range []*prometheus.Desc{
+		requestsDesc, refusalsDesc, skippedDesc, fallbackDesc, countersDesc, overflowDesc, decisionDesc, storeErrorsDesc,
+		localRefusalsDesc,
+	} {
+		ch <- desc
+	}
 }
 
 // Collect sends the current counts.
@@ -138,11 +212,11 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 	meters.Range(func(_, value any) bool {
 		switch m := value.(type) {
 		case *stackMeter:
-			for o := range outcomes {
-				send(requestsDesc, m.requests[o].Load(), m.label, o.String())
-			}
-			for reason := fallbackNone + 1; reason < fallbackReasons; reason++ {
-				send(fallbackDesc, m.fallbacks[reason].Load(), m.label, reason.String())
+			m.collect(ch, send)
+		case *storeMeter:
+			ch <- m.histogram()
+			for i, kind := range m.kinds {
+				send(storeErrorsDesc, m.failures[i].Load(), m.store, kind)
 			}
 		case *tierMeter:
 			send(refusalsDesc, m.refusals[0].Load(), m.stack, m.tier, "false")
@@ -151,6 +225,22 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		return true
 	})
+}
+
+// collect sends the counts of one stack.
+func (m *stackMeter) collect(ch chan<- prometheus.Metric, send func(*prometheus.Desc, int64, ...string)) {
+	for o := range outcomes {
+		send(requestsDesc, m.requests[o].Load(), m.label, o.String())
+	}
+	for reason := fallbackNone + 1; reason < fallbackReasons; reason++ {
+		send(fallbackDesc, m.fallbacks[reason].Load(), m.label, reason.String())
+	}
+	sum := m.held()
+	send(localRefusalsDesc, sum.remembered, m.label)
+	if sum.tracks {
+		ch <- prometheus.MustNewConstMetric(countersDesc, prometheus.GaugeValue, float64(sum.tracked), m.label)
+		send(overflowDesc, sum.overflowed, m.label)
+	}
 }
 
 // Interface guards

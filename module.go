@@ -90,6 +90,14 @@ type Handler struct {
 	// Whether the stack decides, counts and logs as if live, but serves every request. Default: false.
 	DryRun bool `json:"dry_run,omitempty"`
 
+	// Whether responses to requests that the dry stack would have refused get `X-RateLimit-Dry-Run: refused`. It needs
+	// dry_run. Default: false.
+	DryRunHeader bool `json:"dry_run_header,omitempty"`
+
+	// Whether the first refusal of an identity in a window causes the event tiered_limit_refused, with the stack, the
+	// tier and the seconds to wait, and with the key only if log_keys is set. Dry refusals cause none. Default: false.
+	Events bool `json:"events,omitempty"`
+
 	// Where the counters are kept. Default: `{"backend": "memory"}`.
 	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=http.tiered_limit.stores inline_key=backend"`
 
@@ -108,6 +116,10 @@ type Handler struct {
 	errors   errorRoutes
 	counters Counters
 	meter    *stackMeter
+	herald   *herald // nil: no events
+
+	storeMeter *storeMeter
+	sampling   uint32 // which decisions are measured: those whose random number has none of these bits
 
 	stackLabel string            // the stack as logs and metrics name it
 	matchText  map[string]string // the matchers of each tier, as configured
@@ -155,11 +167,22 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.errors = findErrorRoutes(ctx, h.server)
+	if err := h.set(ctx, at); err != nil {
+		return fmt.Errorf("stack %q: %w", at.label, err)
+	}
+	return nil
+}
+
+// set makes what the stack needs at its place in the configuration.
+func (h *Handler) set(ctx caddy.Context, at location) error {
 	if err := h.compile(ctx, at); err != nil {
 		return err
 	}
 	if err := h.openMeters(ctx); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
+	}
+	if err := h.openEvents(ctx); err != nil {
+		return err
 	}
 	store, err := h.loadStore(ctx)
 	if err != nil || h.mode != modeLimit {
@@ -260,6 +283,7 @@ func (h *Handler) openStore(store Store, at location) error {
 	if h.counters, err = store.Open(spec); err != nil {
 		return fmt.Errorf("store: %w", err)
 	}
+	h.openStoreMeter(store)
 	return nil
 }
 
@@ -267,7 +291,7 @@ func (h *Handler) openStore(store Store, at location) error {
 // outlast the grace period may still be under way.
 func (h *Handler) Cleanup() error {
 	h.app.leave(h)
-	err := h.closeMeters()
+	err := errors.Join(h.closeStoreMeter(), h.closeMeters())
 	if h.counters != nil {
 		err = errors.Join(err, h.counters.Close())
 	}

@@ -17,20 +17,42 @@ type refusalLog struct {
 	since  atomic.Int64 // refusals since then
 }
 
+// lateSeconds is how many seconds a refusal's time may be behind the latest line's without being a line of its own.
+// Requests are not refused in the order in which they came, least of all by a store that is far away; a time that is
+// further behind means that the clock was set back.
+const lateSeconds = 60
+
 // next counts a refusal and tells whether to write a line now, and for how many refusals it stands.
 func (l *refusalLog) next(now time.Time) (count int64, write bool) {
 	l.since.Add(1)
 	second := now.Unix()
 	last := l.second.Load()
-	if second == last || !l.second.CompareAndSwap(last, second) {
+	if second <= last && last-second < lateSeconds || !l.second.CompareAndSwap(last, second) {
 		return 0, false
 	}
 	return l.since.Swap(0), true
 }
 
-// noteRefusal counts a refusal, real or dry, and logs it if its tier has had no line in this second.
-func (h *Handler) noteRefusal(rec *record, t *tier, dry bool, now time.Time) {
+// refusal is a refusal, real or dry, as far as it is counted and told.
+type refusal struct {
+	tier     *tier
+	identity []byte
+	dry      bool
+	at       time.Time // on the store's clock
+}
+
+// noteRefusal counts a refusal, announces it where that is asked for, and logs it if its tier has had no line in this
+// second.
+func (h *Handler) noteRefusal(rec *record, r refusal, now time.Time) {
+	t, dry := r.tier, r.dry
 	t.meter.refused(dry)
+	print := fingerprint(r.identity)
+	if i := t.meter.worst.add(print, r.at, t.longest); i >= 0 && h.LogKeys {
+		t.meter.worst.name(i, print, rec.keyText(t))
+	}
+	if h.herald != nil && !dry {
+		h.announce(rec, &r)
+	}
 	count, write := t.log.next(now)
 	if !write {
 		return
@@ -117,7 +139,9 @@ func (h *Handler) noteClient(r *http.Request, c client) {
 	}
 	if verdict, low := h.run.hops.observe(&h.topology, r, c); low {
 		h.logger.Warn("trusted_hops seems too low: every request so far was counted for one address while the entry to its "+
-			"left differed; all clients may be sharing one limit",
+			"left differed; all clients may be sharing one limit. Compare chain_lengths with the proxies in front of this server "+
+			"before raising it: a single caller who writes entries of his own looks the same, and a count too high lets callers "+
+			"choose their address",
 			zap.String("stack", h.stackLabel), zap.Int("trusted_hops", verdict.hops), zap.Ints("chain_lengths", verdict.lengths))
 	}
 }

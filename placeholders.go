@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/textproto"
 	"net/url"
 	"strings"
 
@@ -43,13 +44,49 @@ func (p *placeholderProbe) check(name string) error {
 	if neverLimits(name) {
 		return fmt.Errorf("placeholder {%s} differs on every request, so it can never limit", name)
 	}
+	if alwaysEmpty(name) {
+		return fmt.Errorf("placeholder {%s} is empty on every request, so it can never limit%s", name, insteadOf(name))
+	}
 	if !strings.HasPrefix(name, "http.request.") {
 		return nil
 	}
-	if _, known := p.repl.Get(name); !known {
+	value, known := p.repl.Get(name)
+	if !known {
 		return fmt.Errorf("placeholder {%s} does not exist in Caddy; for the client's address write {%s}", name, clientPlaceholder)
 	}
+	if isPeerHost(name) && value == "" {
+		return fmt.Errorf("placeholder {%s} has a number of bits that an address does not have", name)
+	}
 	return nil
+}
+
+// alwaysEmpty tells whether a placeholder has no value when a request is judged: what a refusal says, a field that
+// never reaches a handler as one (RFC 9112 sections 3.2 and 6.1), or a name that is missing.
+func alwaysEmpty(name string) bool {
+	switch {
+	case strings.HasPrefix(name, "http.tiered_limit."):
+		return name != clientPlaceholder
+	case strings.HasPrefix(name, headerPrefix):
+		return neverAField(name[len(headerPrefix):])
+	}
+	return name == queryPrefix || name == cookiePrefix
+}
+
+// neverAField tells whether the server takes a field out of the header of every request.
+func neverAField(name string) bool {
+	switch textproto.CanonicalMIMEHeaderKey(name) {
+	case "", "Host", "Transfer-Encoding", "Trailer":
+		return true
+	}
+	return false
+}
+
+// insteadOf says what to write instead of a placeholder that is always empty, if there is something.
+func insteadOf(name string) string {
+	if strings.EqualFold(name, headerPrefix+"host") {
+		return "; write {" + hostPlaceholder + "}"
+	}
+	return ""
 }
 
 // isPeerHost tells whether a placeholder is the address of the connection's other end, or a range around it.
@@ -57,11 +94,13 @@ func isPeerHost(name string) bool {
 	return name == "http.request.remote.host" || strings.HasPrefix(name, "http.request.remote.host/")
 }
 
-// neverLimits tells whether a placeholder of Caddy's is new on every request or connection, or reads the body.
+// neverLimits tells whether a placeholder of Caddy's is new on every request or connection, or in every second, or
+// reads the body.
 func neverLimits(name string) bool {
 	switch name {
 	case "http.request.uuid", "http.request.remote", "http.request.remote.port",
-		"http.vars.uuid", "http.vars.start_time", "time.now", "time.now.unix_ms":
+		"http.vars.uuid", "http.vars.start_time", "time.now", "time.now.http",
+		"time.now.rfc3339", "time.now.common_log", "time.now.unix", "time.now.unix_ms":
 		return true
 	}
 	return strings.HasPrefix(name, "http.request.duration") || strings.HasPrefix(name, "http.request.body")

@@ -23,26 +23,30 @@ type record struct {
 	repl *caddy.Replacer
 	prev *record // of the stack that the request met before
 
-	resolved bool
-	client   client
-	masked   netip.Addr
+	client client
+	masked netip.Addr
 
-	judged   uint64 // the tiers, by index, that have had their say
-	unproven bool   // the address that a tier's key needs may be forged
-	verdict  verdict
-	dryTier  string // the first dry tier that would have refused
-	outcome  outcome
-	out      fieldWriter
+	judged  uint64 // the tiers, by index, that have had their say
+	settled uint64 // those of them that a later handler of the stack has not to ask again
+	verdict verdict
+	dryTier *tier // the first dry one that would have refused
+
+	resolved  bool // client and masked are known
+	unproven  bool // the address that a tier's key needs may be forged
+	dryHeader bool // a dry tier that would have refused wants the response to tell
+	outcome   outcome
+
+	out fieldWriter
 }
 
 // verdict is what was decided, in terms of the limit that binds: the refusing one, or the one with the least left.
 type verdict struct {
-	refused bool
 	tier    *tier // nil if no tier applied that clients may know of
-	limit   int   // index of the binding limit in the tier
+	limit   int32 // index of the binding limit in the tier
+	refused bool
 	used    int64
 	left    time.Duration
-	now     time.Time
+	now     int64 // in milliseconds since the Unix epoch
 }
 
 // recordVar is the request variable that holds the newest record of a request that may meet several handlers.
@@ -75,14 +79,14 @@ func (rec *record) newest() *record {
 // String keeps the record out of what the variable's placeholder would print.
 func (rec *record) String() string { return "" }
 
-// wasJudged tells whether a tier of a shared stack has had its say earlier in this request.
-func (rec *record) wasJudged(name string) bool {
+// wasSettled tells whether a tier of a shared stack has had its say earlier in this request.
+func (rec *record) wasSettled(name string) bool {
 	for p := rec.prev; p != nil; p = p.prev {
 		if p.h.run != rec.h.run {
 			continue
 		}
 		for _, t := range p.h.tiers {
-			if p.judged&(1<<t.index) != 0 && t.name == name {
+			if p.settled&(1<<t.index) != 0 && t.name == name {
 				return true
 			}
 		}
@@ -155,7 +159,7 @@ func (v *verdict) text(name string) string {
 	case "limit":
 		return strconv.FormatInt(limit.Count, 10)
 	case "window":
-		return decimalSeconds(limit.Window)
+		return v.tier.windows[v.limit]
 	case "remaining":
 		return strconv.FormatInt(v.remaining(), 10)
 	}
@@ -165,7 +169,10 @@ func (v *verdict) text(name string) string {
 // refusedBy names the tier that refused, or would have if it or the stack were not a dry one. It is empty otherwise.
 func (rec *record) refusedBy() string {
 	if !rec.verdict.refused {
-		return rec.dryTier
+		if rec.dryTier == nil {
+			return ""
+		}
+		return rec.dryTier.name
 	}
 	return rec.verdict.tier.name
 }
@@ -181,7 +188,7 @@ func (v *verdict) retryAfter() int64 { return max(1, ceilSeconds(v.left)) }
 
 // reset is the Unix time in whole seconds at which the window has ended.
 func (v *verdict) reset() int64 {
-	return (v.now.UnixMilli() + v.left.Milliseconds() + 999) / 1000
+	return (v.now + v.left.Milliseconds() + 999) / 1000
 }
 
 // tighter tells whether v leaves a smaller share of its limit than other does.
@@ -203,11 +210,12 @@ func decimalSeconds(d time.Duration) string {
 	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64)
 }
 
-// scratch is what a decision needs for its duration.
+// scratch is what a decision, or a refusal, needs for its duration.
 type scratch struct {
 	claims []Claim
 	states []State
 	keys   []byte
+	text   []byte
 }
 
 // maxKeptKeys is the largest key buffer, in bytes, that is kept for the next decision.

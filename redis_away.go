@@ -16,7 +16,9 @@ func (c *redisCounters) without(ctx context.Context, now time.Time, claims []Cla
 ) {
 	c.stack.breaker.without.Add(1)
 	if c.local != nil {
-		return c.local.counters.Take(ctx, c.serverTime(now), claims, into)
+		d, err := c.local.counters.Take(ctx, c.serverTime(now), claims, into)
+		d.Without = redisKind(cause)
+		return d, err
 	}
 	failure := c.unavailable(cause)
 	failure.Serve = c.onError == redisAllow
@@ -52,6 +54,11 @@ func redisKind(err error) string {
 		return "server"
 	}
 	return "network"
+}
+
+// FailureKinds implements [Fallible].
+func (*redisCounters) FailureKinds() []string {
+	return []string{"away", "connect", "network", "overload", "server", "timeout"}
 }
 
 // logOpened tells that the server is away, and why.

@@ -318,4 +318,5 @@ func inOrder(claims []Claim) bool {
 var (
 	_ Counters  = (*redisCounters)(nil)
 	_ Connector = (*redisCounters)(nil)
+	_ Fallible  = (*redisCounters)(nil)
 )

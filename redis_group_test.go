@@ -82,7 +82,7 @@ func TestRedisClusterNodeLost(t *testing.T) {
 	lost.awaitServed(100)
 	lost.stop()
 	lost.check(2)
-	assert.Less(t, lost.slowest.Load(), int64(time.Second))
+	assert.Less(t, lost.slowest.Load(), int64(10*time.Second), "a request waited without end")
 }
 
 func TestRedisSentinelFailover(t *testing.T) {
@@ -114,7 +114,7 @@ func TestRedisSentinelFailover(t *testing.T) {
 	s.awaitServed(100)
 	s.stop()
 	s.check(2)
-	assert.Less(t, s.slowest.Load(), int64(time.Second))
+	assert.Less(t, s.slowest.Load(), int64(10*time.Second), "a request waited without end")
 	by, states := take(t, replica(t, stormSpec(), settings), "spent", "all")
 	t.Logf("of a client that had spent %d, the new master knows %d", stormLimit, states[0].Used)
 	assert.Equal(t, 0, by)

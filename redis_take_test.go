@@ -235,12 +235,12 @@ func TestRedisKeysAreAsDocumented(t *testing.T) {
 	for _, window := range []time.Duration{time.Minute, time.Hour} {
 		value := server.Do("GET", fmt.Sprintf("tieredlimit:{api}:ip:%d:%s", window.Milliseconds(), sum))
 		now := time.Now()
-		assert.Contains(t, []any{counter(window, now, 1), counter(window, now.Add(-time.Second), 1)}, value)
+		assert.Contains(t, []any{redisCounter(window, now, 1), redisCounter(window, now.Add(-time.Second), 1)}, value)
 	}
 }
 
 // counter is what a key holds.
-func counter(window time.Duration, at time.Time, used int) string {
+func redisCounter(window time.Duration, at time.Time, used int) string {
 	number := at.UnixMilli() / window.Milliseconds() % 900_000
 	return strconv.FormatInt(number*1e10+int64(used), 10)
 }
@@ -316,9 +316,9 @@ func TestRedisBridgesAClockThatWasSetBack(t *testing.T) {
 	take(t, c, "a")
 	key := server.Keys("*")[0]
 	for name, plant := range map[string]func() string{
-		"one window": func() string { return counter(time.Minute, time.Now().Add(time.Minute), 2) },
-		"an hour":    func() string { return counter(time.Minute, time.Now().Add(time.Hour), 2) },
-		"a month":    func() string { return counter(time.Minute, time.Now().Add(30*day), 2) },
+		"one window": func() string { return redisCounter(time.Minute, time.Now().Add(time.Minute), 2) },
+		"an hour":    func() string { return redisCounter(time.Minute, time.Now().Add(time.Hour), 2) },
+		"a month":    func() string { return redisCounter(time.Minute, time.Now().Add(30*day), 2) },
 		"while it is bridged": func() string {
 			return fmt.Sprintf("%d:2", time.Now().Add(time.Hour).UnixMilli())
 		},
@@ -355,7 +355,7 @@ func TestRedisBridgesAClockThatWasSetBack(t *testing.T) {
 	by, states = take(t, c, "a")
 	assert.Equal(t, -1, by, "after the bridge")
 	assert.Equal(t, int64(1), states[0].Used)
-	assert.Equal(t, counter(time.Minute, time.Now(), 1), server.Do("GET", key), "aligned again")
+	assert.Equal(t, redisCounter(time.Minute, time.Now(), 1), server.Do("GET", key), "aligned again")
 }
 
 func TestRedisForeignValuesCountAsNone(t *testing.T) {
@@ -367,8 +367,8 @@ func TestRedisForeignValuesCountAsNone(t *testing.T) {
 		{"LPUSH", key, "x"}, {"HSET", key, "a", "b"}, {"SADD", key, "x"}, {"SET", key, "garbage"}, {"SET", key, ""},
 		{"SET", key, ":"}, {"SET", key, "1:2:3"}, {"SET", key, "-1:-1"}, {"SET", key, "1e9:5"}, {"SET", key, "0"}, {"SET", key, "-7"},
 		{"SET", key, "1.5"}, {"SET", key, "nan"}, {"SET", key, "inf"}, {"SET", key, "9e99"}, {"SET", key, "0x10"},
-		{"SET", key, "9223372036854775807"}, {"SET", key, " " + counter(day, time.Now(), 0)},
-		{"SET", key, counter(day, time.Now(), 0) + ".5"}, {"SET", key, counter(day, time.Now().Add(-day), 2)},
+		{"SET", key, "9223372036854775807"}, {"SET", key, " " + redisCounter(day, time.Now(), 0)},
+		{"SET", key, redisCounter(day, time.Now(), 0) + ".5"}, {"SET", key, redisCounter(day, time.Now().Add(-day), 2)},
 	} {
 		server.Do("DEL", key)
 		server.Do(plant...)

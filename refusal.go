@@ -37,7 +37,11 @@ func (h *Handler) refuse(w http.ResponseWriter, rec *record) error {
 	if h.answer.body == bodyChosen && h.wouldHandle(rec.r, http.StatusTooManyRequests) {
 		return caddyhttp.Error(http.StatusTooManyRequests, fmt.Errorf("rate limit %q reached", v.tier.name))
 	}
-	return writeBody(w, rec.r, http.StatusTooManyRequests, h.answer.refusalBody(v))
+	sc := scratchPool.Get().(*scratch)
+	defer sc.release()
+	c := h.answer.refusalBody(sc.text[:0], v)
+	sc.text = c.body
+	return writeBody(w, rec.r, http.StatusTooManyRequests, c)
 }
 
 // setRefused puts on the fields that any response has that sends a client away for a number of seconds.
@@ -45,25 +49,25 @@ func (a *answer) setRefused(header http.Header, r *http.Request, seconds int64) 
 	if a.jitter > 0 {
 		seconds += rand.Int64N(seconds*a.jitter/100 + 1)
 	}
-	header[fieldRetry] = []string{strconv.FormatInt(seconds, 10)}
-	header[fieldCache] = []string{"no-store"}
+	values := &[2]string{strconv.FormatInt(seconds, 10), "no-store"}
+	header[fieldRetry] = values[0:1:1]
+	header[fieldCache] = values[1:2:2]
 	a.cors.allow(header, r)
 }
 
-// content is a response body and its media type.
+// content is a response body and its media type. An empty one has none.
 type content struct {
 	mediaType string
 	body      []byte
 }
 
-// refusalBody writes the body that reports a refusal. Names of tiers need no escaping.
-func (a *answer) refusalBody(v *verdict) content {
+// refusalBody appends the body that reports a refusal. Names of tiers need no escaping.
+func (a *answer) refusalBody(buf []byte, v *verdict) content {
 	format := a.body
 	if format == bodyChosen {
 		format = bodyProblem
 	}
 	seconds := v.retryAfter()
-	buf := make([]byte, 0, 384)
 	switch format {
 	case bodyGraphQL:
 		buf = append(buf, `{"errors":[{"message":"Too many requests. Please retry later.","extensions":{"code":"RATE_LIMITED","tier":"`...)
@@ -80,13 +84,13 @@ func (a *answer) refusalBody(v *verdict) content {
 		buf = strconv.AppendInt(buf, seconds, 10)
 		return content{"text/plain; charset=utf-8", append(buf, " s\n"...)}
 	case bodyNone:
-		return content{}
+		return content{body: buf}
 	}
 	buf = append(buf, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota exceeded",`...)
 	buf = append(buf, `"status":429,"detail":"The limit of `...)
 	buf = strconv.AppendInt(buf, v.count(), 10)
 	buf = append(buf, ` requests in `...)
-	buf = append(buf, decimalSeconds(v.tier.spec.Limits[v.limit].Window)...)
+	buf = append(buf, v.tier.windows[v.limit]...)
 	buf = append(buf, ` s (`...)
 	buf = append(buf, v.tier.name...)
 	buf = append(buf, `) is used up. Retry in `...)
@@ -96,6 +100,23 @@ func (a *answer) refusalBody(v *verdict) content {
 	buf = append(buf, `"],"retry-after":`...)
 	buf = strconv.AppendInt(buf, seconds, 10)
 	return content{"application/problem+json", append(buf, '}')}
+}
+
+// unavailableBody writes the body that reports that nothing could be decided.
+func (a *answer) unavailableBody(seconds int64) content {
+	switch a.body {
+	case bodyGraphQL:
+		return content{"application/json", fmt.Appendf(nil,
+			`{"errors":[{"message":"Service unavailable. Please retry later.","extensions":{"code":"SERVICE_UNAVAILABLE","retryAfter":%d}}]}`,
+			seconds)}
+	case bodyText:
+		return content{"text/plain; charset=utf-8", fmt.Appendf(nil, "service unavailable, retry in %d s\n", seconds)}
+	case bodyNone:
+		return content{}
+	}
+	return content{"application/problem+json", fmt.Appendf(nil,
+		`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"Rate limits cannot be checked at present. Retry in %d s."}`,
+		seconds)}
 }
 
 // writeBody writes a whole response. HEAD gets no body.
@@ -179,19 +200,27 @@ func routesMatch(routes caddyhttp.RouteList, r *http.Request) bool {
 	return false
 }
 
-// undecided answers a request that the store could not decide.
+// undecided answers a request that the store could not decide: with 503, since the client has done nothing wrong, unless
+// the store's user asked to serve it.
 func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.Handler, err error) error {
 	h.meter.count(outcomeStoreError)
+	h.storeMeter.failed(failureKind(err))
 	rec.logOutcome(outcomeStoreError, "")
-	if c := h.logger.Check(zap.DebugLevel, "store could not decide"); c != nil {
-		c.Write(zap.Error(err))
+	if c := h.logger.Check(zap.DebugLevel, "the store could not decide a request"); c != nil {
+		c.Write(zap.String("stack", h.stackLabel), zap.Error(err))
 	}
-	if h.DryRun {
+	seconds, serve := int64(1), false
+	var away *UnavailableError
+	if errors.As(err, &away) {
+		seconds, serve = max(seconds, ceilSeconds(away.RetryAfter)), away.Serve
+	}
+	if serve || h.DryRun {
 		return next.ServeHTTP(w, rec.r)
 	}
-	h.answer.setRefused(w.Header(), rec.r, 1)
+	header := w.Header()
+	h.answer.setRefused(header, rec.r, seconds)
 	if _, cross := rec.r.Header["Origin"]; cross {
-		exposeFields(w.Header(), []string{"Retry-After"})
+		exposeFields(header, []string{"Retry-After"})
 	}
-	return writeBody(w, rec.r, http.StatusServiceUnavailable, content{})
+	return writeBody(w, rec.r, http.StatusServiceUnavailable, h.answer.unavailableBody(seconds))
 }

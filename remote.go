@@ -39,6 +39,13 @@ type Connector interface {
 	Connect()
 }
 
+// Fallible is implemented by counters of a store that can fail.
+type Fallible interface {
+	// FailureKinds are all values that [UnavailableError.Kind] and [Decision.Without] can have, at most 16, so that
+	// metrics have a series for each from the beginning.
+	FailureKinds() []string
+}
+
 // Rememberer is implemented by counters that refuse from memory what a remote store has refused before.
 type Rememberer interface {
 	// Remembered is how many requests were refused from memory since the counters exist.

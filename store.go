@@ -101,7 +101,7 @@ type State struct {
 	Left time.Duration
 
 	// Exceeded tells that the limit did not admit this hit: the tier refused the request, or would have if it were
-	// not a dry one.
+	// not a dry one. It is false for claims behind a refusal, which are not asked.
 	Exceeded bool
 }
 
@@ -112,6 +112,10 @@ type Decision struct {
 
 	// Now is the time of the decision on the store's clock, to which State.Left may be added.
 	Now time.Time
+
+	// Without tells, where it is not empty, that the store itself could not decide and why, in a word as in
+	// [UnavailableError.Kind], and that it has decided by other means.
+	Without string
 }
 
 // Counters are the counters of one stack. Implementations are safe for concurrent use.

@@ -39,6 +39,10 @@ type Tier struct {
 
 	// Whether the tier counts and logs what it would refuse, but never refuses. Default: false.
 	DryRun bool `json:"dry_run,omitempty"`
+
+	// Whether responses to requests that the dry tier would have refused get `X-RateLimit-Dry-Run: refused`. It needs
+	// dry_run. Default: false.
+	DryRunHeader bool `json:"dry_run_header,omitempty"`
 }
 
 // TierLimit is how many requests a tier admits in a window.
@@ -77,11 +81,15 @@ type tier struct {
 	spec       TierSpec
 	policies   []string // names of the limits in structured fields: ip, ip.2
 	counts     []string // the limits' counts as text
+	windows    []string // the limits' windows in seconds as text
 	keys       []key
-	fixed      []byte // the identity, where it never varies
+	lines      [][]string // the keys as configured
+	fixed      []byte     // the identity, where it never varies
 	usesClient bool
 	matchers   caddyhttp.MatcherSets
-	index      int // in the claims' stack
+	index      int           // in the claims' stack
+	longest    time.Duration // of the limits' windows
+	dryHeader  bool
 	log        *refusalLog
 	meter      *tierMeter
 }
@@ -94,7 +102,7 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		if err != nil {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
-		c := &tier{name: t.Name, keys: keys}
+		c := &tier{name: t.Name, keys: keys, lines: t.keyLines()}
 		for _, k := range keys {
 			c.usesClient = c.usesClient || k.usesClient
 		}
@@ -117,12 +125,23 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		c.spec = t.spec(h.Charge)
 		c.spec.Single = c.fixed != nil
 		c.policies = policyNames(t)
+		c.dryHeader = t.DryRunHeader
 		for _, l := range t.Limits {
 			c.counts = append(c.counts, strconv.FormatInt(l.Count, 10))
+			c.windows = append(c.windows, decimalSeconds(time.Duration(l.Window)))
+			c.longest = max(c.longest, time.Duration(l.Window))
 		}
 		h.tiers = append(h.tiers, c)
 	}
 	return nil
+}
+
+// keyLines are the keys as configured, or the default ones.
+func (t *Tier) keyLines() [][]string {
+	if len(t.Keys) == 0 {
+		return defaultKeys(t.Name)
+	}
+	return t.Keys
 }
 
 // spec is what a store needs to know of the tier.
@@ -191,8 +210,14 @@ func (t *Tier) check() error {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 	}
+	if t.DryRunHeader && !t.DryRun {
+		return fmt.Errorf("tier %q: %w", t.Name, errDryRunHeader)
+	}
 	return t.checkKeys()
 }
+
+// errDryRunHeader refuses a header that could never be sent.
+var errDryRunHeader = errors.New("dry_run_header needs dry_run")
 
 // checkLimits refuses missing limits, impossible ones, and two for one window.
 func (t *Tier) checkLimits() error {
@@ -308,7 +333,7 @@ func sameTier(a, b *tierDefinition) string {
 		return "match"
 	case a.charge != b.charge:
 		return "charge"
-	case a.dryRun != b.dryRun:
+	case a.dryRun != b.dryRun || a.dryRunHeader != b.dryRunHeader:
 		return "dry_run"
 	case a.prefixes != b.prefixes:
 		return "ipv4_prefix or ipv6_prefix"
@@ -321,21 +346,20 @@ func sameTier(a, b *tierDefinition) string {
 // tierDefinition is everything in which a tier must agree wherever its name appears in a named stack.
 type tierDefinition struct {
 	limits, keys, match, charge, store string
-	dryRun                             bool
+	dryRun, dryRunHeader               bool
 	prefixes                           prefixes
 }
 
 func (t *Tier) definition(h *Handler) *tierDefinition {
-	keys := t.Keys
-	if len(keys) == 0 {
-		keys = defaultKeys(t.Name)
-	}
 	d := &tierDefinition{
-		limits:   jsonText(t.Limits),
-		keys:     jsonText(keys),
-		match:    h.matchText[t.Name],
-		charge:   t.effectiveCharge(h.Charge),
-		dryRun:   t.DryRun,
+		limits: jsonText(t.Limits),
+		keys:   jsonText(t.keyLines()),
+		match:  h.matchText[t.Name],
+		charge: t.effectiveCharge(h.Charge),
+		dryRun: t.DryRun,
+
+		dryRunHeader: t.DryRunHeader,
+
 		prefixes: h.prefixes,
 		store:    h.storeText,
 	}

@@ -30,6 +30,8 @@ func topologyOf(h *Handler, server *caddyhttp.Server) (topology, error) {
 	stated, ranges, static := serverRanges(server)
 	switch {
 	case !stated:
+	case static && len(ranges) == 0 && t.hops < 0:
+		// An empty list, as an empty variable leaves it, states nothing.
 	case static:
 		trusted := make([]netip.Prefix, 0, len(ranges))
 		for _, r := range ranges {
@@ -71,9 +73,14 @@ func serverRanges(server *caddyhttp.Server) (stated bool, ranges []string, stati
 	return true, ranges, true
 }
 
-// serverTrusts asks the server whether it trusts an address, through Caddy's own preparation of a request that comes
-// from there. It serves sources whose ranges change.
+// serverTrusts asks the server whether it trusts a canonical address. It serves sources whose ranges change. An IPv4
+// address is looked for in IPv4 ranges and in v4-mapped ones.
 func serverTrusts(server *caddyhttp.Server, r *http.Request, addr netip.Addr) bool {
+	return asksServer(server, r, addr) || addr.Is4() && asksServer(server, r, netip.AddrFrom16(addr.As16()))
+}
+
+// asksServer puts the question through Caddy's own preparation of a request that comes from the address.
+func asksServer(server *caddyhttp.Server, r *http.Request, addr netip.Addr) bool {
 	probe := probeRequest(netip.AddrPortFrom(addr, 1).String())
 	probe = probe.WithContext(r.Context())
 	probe = caddyhttp.PrepareRequest(probe, caddy.NewReplacer(), nil, server)

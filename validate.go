@@ -38,6 +38,9 @@ func (h *Handler) check() error {
 		}
 		seen[t.Name] = true
 	}
+	if h.DryRunHeader && !h.DryRun {
+		return errDryRunHeader
+	}
 	return h.checkAnswer()
 }
 
@@ -52,6 +55,9 @@ func (h *Handler) checkClient() error {
 		}
 		if !httpguts.ValidHeaderFieldName(h.ClientIPHeader) {
 			return fmt.Errorf("client_ip_header %q is not a header field name", h.ClientIPHeader)
+		}
+		if neverAField(h.ClientIPHeader) {
+			return fmt.Errorf("client_ip_header %q never reaches a handler, so no client could be read from it", h.ClientIPHeader)
 		}
 	}
 	if bits := intOr(h.IPv4Prefix, 32); bits < 1 || bits > 32 {

@@ -151,7 +151,8 @@ func (c *modelCounters) decide(now time.Time, claims []tieredlimit.Claim, into [
 		allowed[i] = true
 		for _, limit := range tier.Limits {
 			window, now := c.window(tier, limit, wall)
-			state := tieredlimit.State{Used: *c.counter(tier, limit, claim), Left: time.Duration(window.end-now) * time.Millisecond}
+			left := time.Duration(window.end-now) * time.Millisecond
+			state := tieredlimit.State{Used: c.used(tier, limit, claim), Left: left}
 			if refusedBy < 0 && state.Used >= limit.Count {
 				state.Exceeded = true
 				allowed[i] = false
@@ -247,14 +248,14 @@ func (c *modelCounters) window(tier tieredlimit.TierSpec, limit tieredlimit.Limi
 	return window, now
 }
 
-// counter is what counts for a claim: its own counter, a new one if there is room, or the group's.
-func (c *modelCounters) counter(tier tieredlimit.TierSpec, limit tieredlimit.Limit, claim tieredlimit.Claim) *int64 {
+// used is what is counted for a claim: by its own counter, a new one if there is room, or its group's.
+func (c *modelCounters) used(tier tieredlimit.TierSpec, limit tieredlimit.Limit, claim tieredlimit.Claim) int64 {
 	window := c.stack.tables[tableOf(tier, limit)]
 	count, ok := window.counts[identity(tier, claim)]
 	if !ok && int64(len(window.counts)) >= c.most[tableOf(tier, limit)] {
-		count = window.groups[claim.Group]
+		return window.groups[claim.Group]
 	}
-	return &count
+	return count
 }
 
 // hit counts one hit, and returns the count.

@@ -159,7 +159,8 @@ func exactConcurrently(t *testing.T, r *rig) {
 }
 
 func windowEdge(t *testing.T, r *rig) {
-	for _, window := range []time.Duration{time.Millisecond, 250 * time.Millisecond, time.Second, time.Minute, 24 * time.Hour} {
+	for _, ms := range []time.Duration{1, 250, 1000, 60_000, 86_400_000} {
+		window := ms * time.Millisecond
 		h := r.stack(tieredlimit.TierSpec{Name: "ip", Limits: []tieredlimit.Limit{{Count: 1, Window: window}}})
 		r.now = r.now.Truncate(window).Add(2*window - time.Millisecond)
 		last := h.take("a")

@@ -98,7 +98,7 @@ type suite struct {
 // movable tells whether the suite can move the store's clock.
 func (s *suite) movable() bool { return !s.own || s.set != nil }
 
-// windows are lengths of windows, the shortest first, none of which ends while the suite runs unless it moves the clock.
+// windows are lengths of windows, the shortest first. None ends while the suite runs, unless it moves the clock.
 func (s *suite) windows() []time.Duration {
 	const day = 24 * time.Hour
 	if s.movable() {

@@ -34,8 +34,9 @@ type Server struct {
 	Port int
 }
 
-// Patience bounds every wait for a server to change its state.
-const Patience = 20 * time.Second
+// Patience bounds every wait for a server to change its state. A sentinel that was kept from running, as on a busy machine,
+// does nothing for 30 seconds (SENTINEL_TILT_PERIOD).
+const Patience = 90 * time.Second
 
 // Need returns the path of a program of Debian's. Without it the test is skipped, or fails where CI is set.
 func Need(t testing.TB, program string) string {

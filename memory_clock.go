@@ -15,7 +15,7 @@ import (
 // step back, never lasts longer than its length, and the windows after it are again those of the wall clock.
 //
 // Readings can come out of order, since a caller may be slow to use the one it took. So a reading that leads back to
-// within a second of where the clock was set back does not jump there. If no more time has gone by there than here, it
+// within a second of where the clock was set back does not jump there. If less time has gone by there than here, it
 // was taken before the step, and counts as the latest. Else the step was none, but one reading that came late, and it
 // is undone.
 type clock struct {

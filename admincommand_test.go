@@ -1,0 +1,161 @@
+package tieredlimit
+
+import (
+	"bytes"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// command runs a command below tiered-limit against the admin API of an edge.
+func (e *edge) command(args ...string) (string, error) {
+	e.t.Helper()
+	server := httptest.NewServer(adminAPI(e))
+	defer server.Close()
+	return runCommand(append(args, "--address", server.Listener.Addr().String())...)
+}
+
+func runCommand(args ...string) (string, error) {
+	root := &cobra.Command{Use: "tiered-limit", SilenceErrors: true}
+	for _, make := range subcommands {
+		root.AddCommand(make())
+	}
+	var out bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(&out)
+	root.SetArgs(args)
+	err := root.Execute()
+	return out.String(), err
+}
+
+// words are the words of a text, for comparing tables however wide their columns are.
+func words(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+func TestCommands(t *testing.T) {
+	e := newEdge(t, `
+:8080 {
+	tiered_limit cli {
+		trusted_hops 1
+		log_keys
+		tier ip 2/s 5/m
+		tier key 3/m {
+			key {http.request.header.X-Key} x
+			dry_run
+		}
+	}
+	respond ok
+}
+:8081 {
+	tiered_limit cli-inert {
+		tier ip 1/m
+	}
+}`)
+	e.clock.advance(2500 * time.Millisecond)
+	for range 4 {
+		e.send(request{listen: ":8080", header: http.Header{"X-Forwarded-For": {"203.0.113.7"}, "X-Key": {"\x1b[31m"}}})
+	}
+	out, err := e.command("status")
+	require.NoError(t, err, out)
+	assert.Equal(t, words(`
+stack cli
+  store memory, 3 counters, 0 hits in overflow
+  requests: served 2, refused 2
+  handler of srv0: limits by ip, key; client: entry 1 from the right of X-Forwarded-For, by /32 and /64
+  TIER LIMITS KEY CHARGE DRY RUN REFUSED
+  ip 2/1s 5/1m {http.tiered_limit.client_ip} served no 2 in this 1m
+  key 3/1m {http.request.header.X-Key} x served yes 0 in this 1m
+  MOST REFUSED BY KEY OR FINGERPRINT AT LEAST AT MOST
+  ip 203.0.113.7 2 2
+
+stack cli-inert
+  handler of srv1: DISABLED, since the proxies in front are not stated; client: not stated`), words(out))
+
+	_, err = e.command("explain", "--stack", "cli", "--peer", "10.0.0.1", "-H", "X-Forwarded-For: 9.9.9.9, 203.0.113.7", "-H", "X-Key:\x1b[31m")
+	require.Error(t, err, "a control character is no field value")
+	assert.NotContains(t, err.Error(), "\x1b")
+	out, err = e.command("explain", "--stack", "cli", "--peer", "10.0.0.1", "-H", "X-Forwarded-For: 9.9.9.9, 203.0.113.7", "-H", "X-Key: a b")
+	require.NoError(t, err)
+	assert.Equal(t, words(`
+stack cli of srv0
+  peer: 10.0.0.1
+  X-Forwarded-For:
+    9.9.9.9 not read: written by the client, or by proxies further out
+    203.0.113.7 the client
+  client: 203.0.113.7, counted as 203.0.113.7
+  TIER KEY LIMIT USED LEFT RESETS IN AT (UTC)
+  ip 203.0.113.7 2/1s 2 0 1 s 2026-03-01 00:00:03 refuses
+                 5/1m 2 3 58 s 2026-03-01 00:01:00 allows
+  key (dry) "a b" x 3/1m 0 3 58 s 2026-03-01 00:01:00 not asked, since a tier in front refuses
+  outcome: refused, by ip, retry in 1 s`), words(out))
+
+	for _, name := range []string{"inspect", "reset"} {
+		used := map[string]string{"inspect": "2 0", "reset": "0 2"}[name]
+		out, err = e.command(name, "--stack", "cli", "--tier", "ip", "203.0.113.7")
+		require.NoError(t, err)
+		assert.Contains(t, out, "stack cli, tier ip, key 203.0.113.7 (fingerprint ")
+		assert.Contains(t, words(out), "LIMIT USED LEFT RESETS IN AT 2/1s "+used+" 1 s 2026-03-01 00:00:03")
+	}
+	assert.Equal(t, []int64{0, 0}, e.used("cli", "ip", request{header: http.Header{"X-Forwarded-For": {"203.0.113.7"}}}))
+
+	out, err = e.command("status", "--json")
+	require.NoError(t, err)
+	var report statusReport
+	require.NoError(t, json.Unmarshal([]byte(out), &report))
+	assert.Equal(t, "cli", report.Stacks[0].Stack)
+	assert.Contains(t, out, "\n  \"stacks\"", "indented")
+}
+
+func TestCommandsRefuseMistakes(t *testing.T) {
+	e := adminEdge(t, "cli-bad")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"status", "x"}, `unknown command "x"`},
+		{[]string{"status", "--nonsense"}, "unknown flag: --nonsense"},
+		{[]string{"reset"}, "--stack and --tier are required"},
+		{[]string{"inspect", "--stack", "cli-bad"}, "--stack and --tier are required"},
+		{[]string{"reset", "--stack", "cli-bad", "--tier", "nobody", "x"}, `has no tier`},
+		{[]string{"reset", "--stack", "cli-bad", "--tier", "ip", "x"}, `is not an IP address`},
+		{[]string{"explain"}, "--peer is required"},
+		{[]string{"explain", "--peer", "10.0.0.1", "-H", "x"}, `--header "x" is not of the form "Name: value"`},
+		{[]string{"explain", "--peer", "10.0.0.1", "--set", "x"}, `--set "x" is not of the form name=value`},
+		{[]string{"explain", "--peer", "x"}, "is neither an IP address nor unix"},
+	} {
+		_, err := e.command(c.args...)
+		assert.ErrorContains(t, err, c.want, "%v", c.args)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := listener.Addr().String()
+	require.NoError(t, listener.Close())
+	_, err = runCommand("status", "--address", address)
+	assert.ErrorContains(t, err, "asking the admin endpoint at "+address)
+}
+
+func TestCommandsSayWhatTheyDo(t *testing.T) {
+	for _, make := range subcommands {
+		cmd := make()
+		assert.NotEmpty(t, cmd.Short)
+		assert.NotEmpty(t, strings.TrimSpace(cmd.Long))
+		for line := range strings.Lines(cmd.Long) {
+			assert.LessOrEqual(t, len(line), 85, "%s: %s", cmd.Name(), line)
+		}
+	}
+}
+
+func TestPlain(t *testing.T) {
+	for text, want := range map[string]string{
+		"a": "a", "": `""`, "a b": `"a b"`, "\x1b[2J": `"\x1b[2J"`, "ü": "ü", "\u202e": `"\u202e"`, `a"b`: `"a\"b"`, "\xff": `"\xff"`,
+	} {
+		assert.Equal(t, want, plain(text))
+	}
+}

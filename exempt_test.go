@@ -1,0 +1,216 @@
+package tieredlimit
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// preflight is a CORS preflight as browsers send it.
+func preflight() request {
+	return request{method: "OPTIONS"}.with("Origin", appOrigin).with("Access-Control-Request-Method", "POST").
+		with("Access-Control-Request-Headers", "content-type")
+}
+
+// A5: preflights are served and cost nothing; a bare OPTIONS counts.
+func TestA5PreflightsAreNotCounted(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	tiered_limit a5 {
+		trusted_hops 0
+		tier ip 2/m
+	}
+	respond ok
+}`)
+	for range 5 {
+		w := e.send(preflight())
+		assert.Equal(t, http.StatusOK, w.Code)
+		assert.Empty(t, w.Header().Values("X-RateLimit-Limit"), "it was not judged")
+	}
+	post := request{method: "POST", body: "{}"}.with("Origin", appOrigin)
+	assert.Equal(t, 2, e.served(2, post))
+	wantRefused(t, e.send(post), "ip")
+	assert.Equal(t, 3, e.served(3, preflight()), "also while the client is refused")
+	assert.Equal(t, 8.0, e.metric(`requests_total{outcome="preflight",stack="a5"}`))
+
+	bare := request{method: "OPTIONS"}.from(clientB)
+	assert.Equal(t, 2, e.served(2, bare))
+	wantRefused(t, e.send(bare), "ip")
+}
+
+// A12: what is not exactly a browser's preflight counts.
+func TestA12WhatIsNoPreflightCounts(t *testing.T) {
+	t.Parallel()
+	for i, c := range []struct {
+		name string
+		q    request
+	}{
+		{"a body", request{method: "OPTIONS", body: "{}"}.with("Origin", appOrigin).with("Access-Control-Request-Method", "POST")},
+		{"a body of unknown length", chunked(preflight())},
+		{"a body of HTTP/2", unknownLength(preflight())},
+		{"Cookie", preflight().with("Cookie", "a=b")},
+		{"an empty Cookie", preflight().with("Cookie", "")},
+		{"Authorization", preflight().with("Authorization", "Bearer x")},
+		{"X-HTTP-Method-Override", preflight().with("X-HTTP-Method-Override", "POST")},
+		{"X-HTTP-Method", preflight().with("X-HTTP-Method", "POST")},
+		{"X-Method-Override", preflight().with("X-Method-Override", "POST")},
+		{"no Origin", request{method: "OPTIONS"}.with("Access-Control-Request-Method", "POST")},
+		{"an empty Origin", preflight().with("Origin", "")},
+		{"no requested method", request{method: "OPTIONS"}.with("Origin", appOrigin)},
+		{"an empty requested method", preflight().with("Access-Control-Request-Method", "")},
+		{"GET", request{method: "GET", header: preflight().header}},
+		{"POST", request{method: "POST", header: preflight().header}},
+		{"lower case", request{method: "options", header: preflight().header}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit a12-%d {\n trusted_hops 0\n tier ip 1/m\n }\n respond ok\n}", i))
+			assert.Equal(t, 1, e.served(3, c.q))
+			assert.Equal(t, 3, e.served(3, preflight()), "a real one from the same client")
+		})
+	}
+}
+
+func chunked(q request) request {
+	q.edit = func(r *http.Request) { r.ContentLength, r.TransferEncoding = -1, []string{"chunked"} }
+	return q
+}
+
+func unknownLength(q request) request {
+	q.edit = func(r *http.Request) { r.ContentLength, r.ProtoMajor = -1, 2 }
+	return q
+}
+
+// Preflights count like anything else if that is asked for, and a tier can be made for them.
+func TestPreflightsCanBeCounted(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	tiered_limit preflights {
+		trusted_hops 0
+		preflight count
+		tier preflights 3/m {
+			key {http.tiered_limit.client_ip}
+			match method OPTIONS
+		}
+		tier ip 2/m {
+			match not method OPTIONS
+		}
+	}
+	respond ok
+}`)
+	assert.Equal(t, 3, e.served(3, preflight()))
+	wantRefused(t, e.send(preflight()), "preflights")
+	assert.Equal(t, 2, e.served(3, request{method: "POST"}.with("Origin", appOrigin)))
+}
+
+// A6: exempting takes both: the cleaned path matches, and the path as sent holds nothing that an upstream could read
+// otherwise.
+func TestA6ExemptPaths(t *testing.T) {
+	t.Parallel()
+	rows := map[string]struct{ exempt, counted []string }{
+		"/health": {
+			[]string{"/health", "/health/", "//health", "/HEALTH", "/%68ealth", "/Health/", "///health", "/health//", "/health?x=/api", "/health?x=%2f.."},
+			[]string{
+				"/healthz", "/health/../api", "/api/../health", "/api%2f..%2fhealth", "/health%2f..%2fapi", "/", "/api/health", "/health/x",
+				"/./health", "/health/.", "/health/..", "/%2e/health", "/health%2f", "/health%5c", "/health/%2e%2e/api", "/health%5c..%5capi",
+				"/health/%2E%2E/api", "/health%2F..%2Fapi", "/health%5C", "/health/..;/api", "/health/..;x=1/api", "/.;/health", "/%2fhealth", "/x/../health",
+			},
+		},
+		"/health/": {[]string{"/health", "/health/", "//health//"}, []string{"/healthz", "/health/x"}},
+		"/static/*": {
+			[]string{"/static/", "/static/a", "/static/a/b.css", "/STATIC/a", "//static//a"},
+			[]string{"/static", "/static/../api", "/static/%2e%2e/api", "/static/..%2fapi", "/static/..;/api", "/api/static/", "/static/..", "/static/./a", "/static%2fa"},
+		},
+		"*.css":   {[]string{"/a.css", "/b/c.CSS"}, []string{"/a.css/x", "/a.js", "/x/../a.css"}},
+		"*/ping*": {[]string{"/ping", "/a/ping/b"}, []string{"/pi", "/ping/../api", "/a%2fping"}},
+		"/":       {[]string{"/", "//"}, []string{"/x", "/./", "/.."}},
+		"/a/b":    {[]string{"/a/b", "/a//b", "/A/B/"}, []string{"/a%2fb", "/a", "/a/b/c", "/a/x/../b"}},
+	}
+	n := 0
+	for pattern, row := range rows {
+		n++
+		name := fmt.Sprint("a6-", n)
+		t.Run(strings.ReplaceAll(pattern, "/", "_"), func(t *testing.T) {
+			t.Parallel()
+			e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit %s {\n exempt %s\n tier global 1000/m\n }\n respond ok\n}", name, pattern))
+			for _, path := range row.exempt {
+				w := e.send(request{url: "http://localhost" + path})
+				require.Equal(t, http.StatusOK, w.Code)
+				assert.Empty(t, w.Header().Get("X-RateLimit-Limit"), "%s exempts %s", pattern, path)
+			}
+			assert.Equal(t, []int64{0}, e.used(name, "global", request{}))
+			for _, path := range row.counted {
+				w := e.send(request{url: "http://localhost" + path})
+				require.Equal(t, http.StatusOK, w.Code)
+				assert.Equal(t, "1000", w.Header().Get("X-RateLimit-Limit"), "%s does not exempt %s", pattern, path)
+			}
+			assert.Equal(t, []int64{int64(len(row.counted))}, e.used(name, "global", request{}))
+			assert.Equal(t, float64(len(row.exempt)), e.metric(fmt.Sprintf(`requests_total{outcome="exempt",stack=%q}`, name)))
+		})
+	}
+}
+
+// Exempt paths stay served while their client is refused, need no topology decision, and several can be given.
+func TestExemptPathsAreServedToRefusedClients(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	tiered_limit exempt-several {
+		trusted_hops 0
+		exempt /healthcheck /readiness /metrics
+		tier ip 1/m
+	}
+	respond ok
+}`)
+	assert.Equal(t, 1, e.served(3, request{}))
+	for _, path := range []string{"/healthcheck", "/readiness", "/metrics"} {
+		assert.Equal(t, 3, e.served(3, request{url: "http://localhost" + path}), path)
+	}
+}
+
+// Exempt clients are found by the client's address, not the peer's, and whole, not masked.
+func TestExemptClients(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	tiered_limit exempt-clients {
+		trusted_hops 1
+		exempt_clients 192.0.2.0/28 198.51.100.7 2001:db8:1::/48 2001:db8:2::5
+		ipv4_prefix 24
+		tier ip 1/m
+	}
+	respond ok
+}`)
+	for addr, want := range map[string]int{
+		"192.0.2.1": 3, "192.0.2.15": 3, "192.0.2.16": 1, "198.51.100.7": 3, "198.51.100.8": 1, "::ffff:192.0.2.3": 3,
+		"2001:db8:1:2::3": 3, "2001:db8:3::": 1, "2001:db8:2::5": 3, "2001:db8:2::6": 1, "10.0.0.1": 1, "127.0.0.1": 1, "::1": 1,
+	} {
+		assert.Equal(t, want, e.served(3, request{}.with("X-Forwarded-For", "192.0.2.1, "+addr)), addr)
+	}
+	assert.Equal(t, 1, e.served(3, request{}.from("192.0.3.9")), "an exempt peer does not count without a chain")
+	w := e.send(request{}.with("X-Forwarded-For", "192.0.2.1"))
+	assert.Empty(t, w.Header().Get("X-RateLimit-Limit"))
+}
+
+// A client without an address is never exempt.
+func TestExemptClientsWithoutAnAddress(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	tiered_limit exempt-unknown {
+		trusted_hops 0
+		exempt_clients 0.0.0.0/0 ::/0
+		tier ip 1/m
+	}
+	respond ok
+}`)
+	assert.Equal(t, 5, e.served(5, request{}))
+	unix := request{edit: func(r *http.Request) { r.RemoteAddr = "@" }}
+	assert.Equal(t, 1, e.served(3, unix))
+}

@@ -1,0 +1,299 @@
+package tieredlimit
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+	"golang.org/x/net/http/httpguts"
+)
+
+// requestQuestion describes a request: the body of POST /tiered_limit/explain.
+type requestQuestion struct {
+	Stack  string `json:"stack"` // default: all
+	Peer   string `json:"peer"`  // address, with or without a port; unix for a peer without one
+	Method string `json:"method"`
+	Scheme string `json:"scheme"` // default: what the server speaks
+	Host   string `json:"host"`
+	Path   string `json:"path"` // with the query, as sent
+
+	// Headers are the fields, each with one line or an array of them.
+	Headers map[string]fieldLines `json:"headers"`
+
+	// Placeholders are values that handlers in front would have set, such as http.auth.user.id.
+	Placeholders map[string]string `json:"placeholders"`
+}
+
+// fieldLines are the lines of a header field. A single one may be given without an array.
+type fieldLines []string
+
+// UnmarshalJSON reads a string or an array of strings.
+func (f *fieldLines) UnmarshalJSON(data []byte) error {
+	var line string
+	if json.Unmarshal(data, &line) == nil {
+		*f = fieldLines{line}
+		return nil
+	}
+	return json.Unmarshal(data, (*[]string)(f))
+}
+
+// explainAnswer is what each handler would decide. Whether the request would meet them is for the routes to say.
+type explainAnswer struct {
+	Handlers []explanation `json:"handlers"`
+}
+
+// explanation is what one handler would decide, and why.
+type explanation struct {
+	Stack      string      `json:"stack"`
+	Server     string      `json:"server,omitempty"`
+	Mode       string      `json:"mode"`
+	DryRun     bool        `json:"dry_run,omitempty"`
+	Outcome    string      `json:"outcome"` // as in metrics, or off, or error
+	RefusedBy  string      `json:"refused_by,omitempty"`
+	RetryAfter int64       `json:"retry_after,omitempty"`
+	Error      string      `json:"error,omitempty"`
+	Client     *clientView `json:"client,omitempty"` // absent if nothing is limited
+	Tiers      []tierView  `json:"tiers"`
+}
+
+// tierView is what one tier would say.
+type tierView struct {
+	Tier        string         `json:"tier"`
+	Charge      string         `json:"charge"`
+	DryRun      bool           `json:"dry_run,omitempty"`
+	Applies     bool           `json:"applies"`
+	Why         string         `json:"why,omitempty"` // it does not apply, or is not asked
+	Key         []string       `json:"key,omitempty"`
+	Line        int            `json:"line,omitempty"` // of the key among the tier's, from 1
+	Fingerprint string         `json:"fingerprint,omitempty"`
+	Refuses     bool           `json:"refuses,omitempty"`
+	Limits      []limitReading `json:"limits,omitempty"`
+}
+
+// explain serves POST /tiered_limit/explain.
+func (a *Admin) explain(r *http.Request, q *requestQuestion) (*explainAnswer, error) {
+	handlers := a.handlers()
+	if q.Stack != "" {
+		var err error
+		if handlers, err = a.stack(q.Stack); err != nil {
+			return nil, err
+		}
+	}
+	if err := q.check(); err != nil {
+		return nil, adminError(http.StatusBadRequest, "%w", err)
+	}
+	answer := &explainAnswer{Handlers: []explanation{}}
+	for _, h := range handlers {
+		e, err := h.shadow().explain(r.Context(), q)
+		if err != nil {
+			return nil, err
+		}
+		answer.Handlers = append(answer.Handlers, *e)
+	}
+	return answer, nil
+}
+
+// check refuses what no request could be, and fills in defaults.
+func (q *requestQuestion) check() error {
+	if q.Peer == "" {
+		return errors.New("peer is missing; it is the address of the connection, or unix")
+	}
+	if q.Peer != "unix" {
+		if _, ok := canonicalAddr(q.Peer); !ok {
+			return fmt.Errorf("peer %q is neither an IP address nor unix", shortened(q.Peer))
+		}
+	}
+	if q.Method == "" {
+		q.Method = http.MethodGet
+	}
+	if !httpguts.ValidHeaderFieldName(q.Method) { // both are tokens
+		return fmt.Errorf("method %q is not a method", shortened(q.Method))
+	}
+	if q.Scheme != "" {
+		if err := oneOf("scheme", q.Scheme, "http", "https"); err != nil {
+			return err
+		}
+	}
+	if q.Path == "" {
+		q.Path = "/"
+	}
+	if !strings.HasPrefix(q.Path, "/") {
+		return fmt.Errorf("path %q does not begin with /", shortened(q.Path))
+	}
+	if _, err := url.ParseRequestURI(q.Path); err != nil {
+		return fmt.Errorf("path %q: %w", shortened(q.Path), errors.Unwrap(err))
+	}
+	if q.Host == "" {
+		q.Host = "localhost"
+	}
+	if !httpguts.ValidHostHeader(q.Host) {
+		return fmt.Errorf("host %q is not a host", shortened(q.Host))
+	}
+	for name, values := range q.Headers {
+		if !httpguts.ValidHeaderFieldName(name) {
+			return fmt.Errorf("headers: %q is not a field name", shortened(name))
+		}
+		if i := slices.IndexFunc(values, func(v string) bool { return !httpguts.ValidHeaderFieldValue(v) }); i >= 0 {
+			return fmt.Errorf("headers: %s: %q is not a field value", name, shortened(values[i]))
+		}
+	}
+	return nil
+}
+
+// request makes the described request, as the server would hand it to handlers.
+func (q *requestQuestion) request(ctx context.Context, server *caddyhttp.Server) (*http.Request, error) {
+	target, err := url.ParseRequestURI(q.Path)
+	if err != nil {
+		return nil, adminError(http.StatusBadRequest, "path: %w", err)
+	}
+	r := probeRequest(q.Peer)
+	r.Method, r.URL, r.RequestURI, r.Host = q.Method, target, q.Path, q.Host
+	switch _, _, err := net.SplitHostPort(q.Peer); {
+	case q.Peer == "unix":
+		r.RemoteAddr = "@"
+	case err != nil:
+		r.RemoteAddr = net.JoinHostPort(strings.Trim(q.Peer, "[]"), "1")
+	}
+	for name, values := range q.Headers {
+		name = http.CanonicalHeaderKey(name)
+		r.Header[name] = append(r.Header[name], values...)
+	}
+	if server == nil {
+		server = new(caddyhttp.Server)
+	}
+	if q.Scheme == "https" || q.Scheme == "" && len(server.TLSConnPolicies) > 0 {
+		r.TLS = &tls.ConnectionState{HandshakeComplete: true, ServerName: q.Host}
+	}
+	local := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 80}
+	r = r.WithContext(context.WithValue(ctx, http.LocalAddrContextKey, local))
+	repl := caddy.NewReplacer()
+	for name, value := range q.Placeholders {
+		repl.Set(strings.Trim(name, "{}"), value)
+	}
+	return caddyhttp.PrepareRequest(r, repl, nil, server), nil
+}
+
+// shadow is a copy of the handler that decides as it does, but has meters and logs of its own, which nobody reads.
+func (h *Handler) shadow() *Handler {
+	s := *h
+	s.logger = zap.NewNop()
+	s.meter = &stackMeter{label: h.stackLabel}
+	s.run = new(stackRun)
+	s.herald = nil
+	s.tiers = make([]*tier, len(h.tiers))
+	for i, t := range h.tiers {
+		c := *t
+		c.log, c.meter = new(refusalLog), new(tierMeter)
+		s.tiers[i] = &c
+	}
+	return &s
+}
+
+// explain judges a described request as the handler would, charging nothing. The receiver must be a shadow.
+func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation, error) {
+	e := &explanation{
+		Stack: h.stackLabel, Server: h.serverName(), Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []tierView{},
+	}
+	r, err := q.request(ctx, h.server)
+	if err != nil {
+		return nil, err
+	}
+	if h.mode != modeOff {
+		e.Client = h.viewClient(r)
+	}
+	switch h.mode {
+	case modeOff:
+		e.Outcome = "off"
+		return e, nil
+	case modeInert:
+		e.Outcome = outcomeInert.String()
+		return e, nil
+	}
+	rec := newRecord(h, r)
+	out, err := h.uncounted(rec)
+	if err == nil && out == outcomeServed {
+		out, err = rec.foresee(ctx, e)
+	}
+	if err != nil {
+		e.Error = err.Error()
+	}
+	e.Outcome = out.String()
+	var known caddyhttp.HandlerError
+	if err != nil && out != outcomeStoreError && (!errors.As(err, &known) || known.StatusCode != http.StatusTooEarly) {
+		e.Outcome = "error" // of a matcher
+	}
+	e.RefusedBy = rec.refusedBy()
+	if rec.verdict.refused {
+		e.RetryAfter = rec.verdict.retryAfter()
+	}
+	return e, nil
+}
+
+// foresee is decide without charging.
+func (rec *record) foresee(ctx context.Context, e *explanation) (outcome, error) {
+	h, now := rec.h, rec.h.now()
+	sc := new(scratch)
+	if err := rec.claim(sc); err != nil {
+		return outcomeTooEarly, err
+	}
+	decision := Decision{RefusedBy: -1, Now: now}
+	if len(sc.claims) > 0 {
+		var err error
+		if decision, err = h.counters.Peek(ctx, now, sc.claims, sc.states); err != nil {
+			return outcomeStoreError, err
+		}
+	}
+	rec.verdict.now = decision.Now.UnixMilli()
+	out := rec.read(sc, decision, now)
+	rec.view(sc, decision, e)
+	return out, nil
+}
+
+// view describes what each tier would say.
+func (rec *record) view(sc *scratch, decision Decision, e *explanation) {
+	at, claim := 0, 0
+	for _, t := range rec.h.tiers {
+		v := tierView{Tier: t.name, Charge: t.spec.Charge.String(), DryRun: t.spec.DryRun}
+		if claim >= len(sc.claims) || sc.claims[claim].Tier != t.index {
+			v.Why = rec.whyNot(t)
+			e.Tiers = append(e.Tiers, v)
+			continue
+		}
+		states := sc.states[at : at+len(t.spec.Limits)]
+		identity := sc.claims[claim].Identity
+		v.Applies, v.Refuses = true, anyExceeded(states)
+		v.Fingerprint = fingerprintText(fingerprint(identity))
+		v.Limits = t.readings(states, decision.Now)
+		if t.fixed == nil {
+			v.Key = rec.keyText(t)
+			v.Line = int(identity[len(t.keys[0].digest)]) + 1
+		}
+		if decision.RefusedBy >= 0 && claim > decision.RefusedBy {
+			v.Why = "not asked, since a tier in front refuses"
+		}
+		at += len(states)
+		claim++
+		e.Tiers = append(e.Tiers, v)
+	}
+}
+
+// whyNot says why a tier does not apply to the request.
+func (rec *record) whyNot(t *tier) string {
+	switch concerned, err := t.matches(rec.r); {
+	case err != nil:
+		return "its matcher fails: " + err.Error()
+	case !concerned:
+		return "it does not match the request"
+	}
+	return "every key is empty"
+}

@@ -1,0 +1,217 @@
+package tieredlimit
+
+import (
+	"slices"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/tieredlimit/caddy-tieredlimit/replay"
+)
+
+// rehearsal judges recorded requests by one handler, at the times recorded, and serves none of them. It serves one
+// goroutine.
+type rehearsal struct {
+	h      *Handler
+	rec    *record // of the last request
+	sc     scratch
+	deps   [][]string // header fields that each tier's keys read
+	skip   []int64    // what the tiers' meters had skipped before, or for another reason
+	before []int64    // what those of the hidden tiers had skipped before this request
+}
+
+// newRehearsal returns what judges requests as the handler does, and whether the handler is one of this module's.
+func newRehearsal(m caddyhttp.MiddlewareHandler) (replay.Stack, bool) {
+	h, ok := m.(*Handler)
+	if !ok {
+		return nil, false
+	}
+	s := &rehearsal{h: h}
+	for _, t := range h.tiers {
+		var deps []string
+		for _, name := range t.placeholders() {
+			if field := replay.HeaderOf(name); field != "" {
+				deps = append(deps, field)
+			}
+		}
+		s.deps = append(s.deps, deps)
+		s.skip = append(s.skip, t.meter.skipped.Load())
+	}
+	return s, true
+}
+
+// Info implements [replay.Stack].
+func (s *rehearsal) Info() replay.StackInfo {
+	h := s.h
+	info := replay.StackInfo{
+		Label: h.stackLabel, DryRun: h.DryRun, LogKeys: h.LogKeys, Hops: h.topology.hops, Header: h.topology.header,
+		Trusted: h.topology.limited(), Headers: append([]string{h.topology.header}, h.topology.headers...),
+	}
+	switch h.mode {
+	case modeOff:
+		info.Mode = replay.Off
+	case modeInert:
+		info.Mode = replay.Inert
+	}
+	for _, t := range h.tiers {
+		tier := replay.TierInfo{
+			Name: t.name, DryRun: t.spec.DryRun, Single: t.spec.Single, Charge: "served", Matchers: t.matchers,
+			Placeholders: t.placeholders(),
+		}
+		tier.Client = slices.Equal(tier.Placeholders, []string{clientPlaceholder})
+		tier.User = slices.Equal(tier.Placeholders, []string{userPlaceholder})
+		if t.spec.Charge == ChargeChecked {
+			tier.Charge = "checked"
+		}
+		for _, l := range t.spec.Limits {
+			tier.Limits = append(tier.Limits, replay.LimitInfo{Count: l.Count, Window: l.Window})
+		}
+		info.Tiers = append(info.Tiers, tier)
+	}
+	return info
+}
+
+// Judge implements [replay.Stack].
+func (s *rehearsal) Judge(q *replay.Query, v *replay.Verdict) error {
+	h := s.h
+	*v = replay.Verdict{RefusedBy: -1, Claims: v.Claims[:0], Hidden: v.Hidden[:0]}
+	switch h.mode {
+	case modeOff:
+		v.Outcome = replay.OffServed
+		return nil
+	case modeInert:
+		v.Outcome = replay.InertServed
+		return nil
+	}
+	rec := s.begin(q)
+	out, err := h.uncounted(rec)
+	if err != nil {
+		return err
+	}
+	if out == outcomeServed {
+		out, err = s.decide(q, v)
+	}
+	v.Outcome = rehearsed[out]
+	v.Fallback, v.Client = rec.client.fallback.String(), rec.client.addr
+	return err
+}
+
+// rehearsed are the outcomes as a replay knows them.
+var rehearsed = [outcomes]replay.Outcome{
+	outcomeServed: replay.Served, outcomeRefused: replay.Refused, outcomeDryRefused: replay.DryRefused,
+	outcomeExempt: replay.Exempt, outcomePreflight: replay.Preflight, outcomeInert: replay.InertServed,
+	outcomeStoreError: replay.Failed, outcomeTooEarly: replay.Failed,
+}
+
+// begin makes the record of a request, as [newRecord] does. The last record is used again, unless the request has met
+// this handler before.
+func (s *rehearsal) begin(q *replay.Query) *record {
+	prev, _ := q.Met.(*record)
+	rec := s.rec
+	for p := prev; p != nil; p = p.prev {
+		if p == rec {
+			rec = nil
+		}
+	}
+	if rec == nil {
+		rec = new(record)
+	}
+	*rec = record{h: s.h, r: q.Request, repl: q.Replacer, prev: prev}
+	s.rec = rec
+	q.Met = rec
+	if q.Fresh {
+		q.Replacer.Map(rec.placeholder)
+	}
+	return rec
+}
+
+// decide puts the claims of the tiers to the store, but for tiers whose keys the log does not tell.
+func (s *rehearsal) decide(q *replay.Query, v *replay.Verdict) (outcome, error) {
+	sc, rec := &s.sc, s.rec
+	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
+	if err := s.hide(q, v); err != nil {
+		return outcomeTooEarly, err
+	}
+	if err := rec.claim(sc); err != nil {
+		return outcomeTooEarly, err
+	}
+	if len(v.Hidden) > 0 {
+		sc.claims = slices.DeleteFunc(sc.claims, func(c Claim) bool { return slices.Contains(v.Hidden, c.Tier) })
+		for i, t := range v.Hidden {
+			s.skip[t] += s.h.tiers[t].meter.skipped.Load() - s.before[i] // it has a key, which is not known
+		}
+	}
+	rec.verdict.now = q.Now.UnixMilli()
+	if len(sc.claims) == 0 {
+		return outcomeServed, nil
+	}
+	decision, err := s.h.counters.Take(q.Request.Context(), q.Now, sc.claims, sc.states)
+	if err != nil {
+		return outcomeStoreError, err
+	}
+	s.tell(decision, v)
+	return rec.read(sc, decision, q.Now), nil
+}
+
+// hide lists the tiers that concern the request but whose keys are not known.
+func (s *rehearsal) hide(q *replay.Query, v *replay.Verdict) error {
+	s.before = s.before[:0]
+	for i, t := range s.h.tiers {
+		if len(s.deps[i]) == 0 || !slices.ContainsFunc(s.deps[i], q.Hidden) {
+			continue
+		}
+		concerned, err := t.matches(q.Request)
+		if err != nil {
+			return err
+		}
+		if concerned {
+			v.Hidden = append(v.Hidden, i)
+			s.before = append(s.before, t.meter.skipped.Load())
+		}
+	}
+	return nil
+}
+
+// tell says which tiers were asked and which of their limits were exceeded.
+func (s *rehearsal) tell(decision Decision, v *replay.Verdict) {
+	v.RefusedBy = decision.RefusedBy
+	at := 0
+	for _, c := range s.sc.claims {
+		claim := replay.Claim{Tier: c.Tier, Identity: c.Identity}
+		for j := range s.h.tiers[c.Tier].spec.Limits {
+			if s.sc.states[at+j].Exceeded {
+				claim.Exceeded |= 1 << j
+			}
+		}
+		at += len(s.h.tiers[c.Tier].spec.Limits)
+		v.Claims = append(v.Claims, claim)
+	}
+}
+
+// KeyText implements [replay.Stack].
+func (s *rehearsal) KeyText(tier int) []string { return s.rec.keyText(s.h.tiers[tier]) }
+
+// Skipped implements [replay.Stack].
+func (s *rehearsal) Skipped(tier int) int64 {
+	return s.h.tiers[tier].meter.skipped.Load() - s.skip[tier]
+}
+
+// Close implements [replay.Stack].
+func (s *rehearsal) Close() error { return s.h.Cleanup() }
+
+// placeholders are the names of the placeholders in the tier's keys, each once.
+func (t *tier) placeholders() []string {
+	var names []string
+	for _, k := range t.keys {
+		for _, part := range k.parts {
+			for _, s := range part {
+				if s.kind != segmentLiteral && !slices.Contains(names, s.name()) {
+					names = append(names, s.name())
+				}
+			}
+		}
+	}
+	return names
+}
+
+// Interface guard
+var _ replay.Stack = (*rehearsal)(nil)

@@ -1,0 +1,230 @@
+package replay
+
+import (
+	"cmp"
+	"hash/maphash"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// chainStudy collects what a log tells about the proxies in front of a server: for each peer, how many entries the
+// forwarding headers had that it passed on.
+type chainStudy struct {
+	headers []*headerStudy
+}
+
+// headerStudy is the study of one header.
+type headerStudy struct {
+	header   string
+	requests int64
+	with     int64 // that carried the header
+	peers    map[string]*peerChains
+	others   peerChains // of peers beyond maxPeers
+	places   [maxPlaces]distinct
+	samples  [maxPlaces][]string // the first different entries at each place
+}
+
+// peerChains are the chains that one peer sent.
+type peerChains struct {
+	requests int64
+	lengths  [maxPlaces + 2]int64 // by number of entries, 0 for no header; the last for all longer ones
+	public   bool
+}
+
+const (
+	maxPeers    = 4096
+	maxPlaces   = 8
+	maxDistinct = 1 << 14 // different entries that are told apart at one place
+	maxSamples  = 3       // of them that are named
+)
+
+var placeSeed = maphash.MakeSeed()
+
+func newChainStudy() *chainStudy {
+	c := new(chainStudy)
+	for _, header := range [...]string{"X-Forwarded-For", "Forwarded"} {
+		c.headers = append(c.headers, &headerStudy{header: header, peers: make(map[string]*peerChains)})
+	}
+	return c
+}
+
+// add takes a request into account.
+func (c *chainStudy) add(peer string, h http.Header) {
+	for _, s := range c.headers {
+		s.add(host(peer), h[s.header])
+	}
+}
+
+func (s *headerStudy) add(peer string, lines []string) {
+	p := s.peers[peer]
+	switch {
+	case p != nil:
+	case len(s.peers) < maxPeers:
+		p = &peerChains{public: isPublic(peer)}
+		s.peers[strings.Clone(peer)] = p
+	default:
+		p = &s.others
+	}
+	s.requests++
+	p.requests++
+	if len(lines) == 0 {
+		p.lengths[0]++
+		return
+	}
+	s.with++
+	p.lengths[min(s.places8(lines), len(p.lengths)-1)]++
+}
+
+// places8 walks the entries from the right, remembers who was at the first places, and returns how many there are.
+func (s *headerStudy) places8(lines []string) int {
+	n := 0
+	for _, line := range slices.Backward(lines) {
+		for more := true; more; n++ {
+			i := lastComma(line, s.header == "Forwarded")
+			entry := line[i+1:]
+			if more = i >= 0; more {
+				line = line[:i]
+			}
+			if n < maxPlaces {
+				s.remember(n, entry)
+			}
+		}
+	}
+	return n
+}
+
+func (s *headerStudy) remember(place int, entry string) {
+	set := &s.places[place]
+	if set.n >= maxDistinct {
+		return
+	}
+	entry = entryHost(entry)
+	if set.add(maphash.String(placeSeed, entry)) && len(s.samples[place]) < maxSamples {
+		s.samples[place] = append(s.samples[place], strings.Clone(shorten(entry)))
+	}
+}
+
+// distinct counts different values, by their hashes.
+type distinct struct {
+	slots []uint64 // 0: free
+	n     int
+}
+
+// add reports whether the value is new.
+func (d *distinct) add(hash uint64) bool {
+	if 2*d.n >= len(d.slots) {
+		old := d.slots
+		d.slots, d.n = make([]uint64, max(64, 4*len(old))), 0
+		for _, h := range old {
+			if h != 0 {
+				d.add(h)
+			}
+		}
+	}
+	hash |= 1
+	mask := uint64(len(d.slots) - 1)
+	for i := hash >> 16 & mask; ; i = (i + 1) & mask {
+		switch d.slots[i] {
+		case hash:
+			return false
+		case 0:
+			d.slots[i] = hash
+			d.n++
+			return true
+		}
+	}
+}
+
+// lastComma is the index of the last comma that is not inside quotes.
+func lastComma(line string, quoted bool) int {
+	if !quoted || strings.IndexByte(line, '"') < 0 {
+		return strings.LastIndexByte(line, ',')
+	}
+	inside := false
+	for i := len(line) - 1; i >= 0; i-- {
+		switch line[i] {
+		case '"':
+			inside = !inside
+		case ',':
+			if !inside {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+// entryHost is an entry without blanks and port, so that a client's connections are not told apart.
+func entryHost(entry string) string {
+	entry = strings.TrimSpace(entry)
+	if addr, err := netip.ParseAddrPort(entry); err == nil {
+		return addr.Addr().String()
+	}
+	return entry
+}
+
+// host is the address of a peer, without its port.
+func host(peer string) string {
+	if strings.HasPrefix(peer, "[") {
+		if i := strings.IndexByte(peer, ']'); i > 0 {
+			return peer[1:i]
+		}
+	}
+	if i := strings.LastIndexByte(peer, ':'); i >= 0 && strings.IndexByte(peer, ':') == i {
+		return peer[:i]
+	}
+	return peer
+}
+
+// sharedRange is carrier-grade NAT and what clouds use in its place (RFC 6598).
+var sharedRange = netip.MustParsePrefix("100.64.0.0/10")
+
+// isPublic tells whether an address can be that of somebody on the internet.
+func isPublic(peer string) bool {
+	addr, err := netip.ParseAddr(peer)
+	if err != nil {
+		return false // a unix socket
+	}
+	addr = addr.Unmap()
+	return addr.IsGlobalUnicast() && !addr.IsPrivate() && !sharedRange.Contains(addr)
+}
+
+// with is how many requests of the peer had a chain.
+func (p *peerChains) with() int64 { return p.requests - p.lengths[0] }
+
+// shortest is the length of the shortest chain, 0 if there was none.
+func (p *peerChains) shortest() int {
+	for n := 1; n < len(p.lengths); n++ {
+		if p.lengths[n] > 0 {
+			return n
+		}
+	}
+	return 0
+}
+
+// namedPeer is a peer and its chains.
+type namedPeer struct {
+	name string
+	*peerChains
+}
+
+// sorted lists the peers, the busiest first.
+func (s *headerStudy) sorted() []namedPeer {
+	list := make([]namedPeer, 0, len(s.peers))
+	for _, name := range slices.Sorted(maps.Keys(s.peers)) {
+		list = append(list, namedPeer{name, s.peers[name]})
+	}
+	slices.SortStableFunc(list, func(a, b namedPeer) int { return cmp.Compare(b.requests, a.requests) })
+	return list
+}
+
+// distinct is how many different entries were seen at a place, counted from the right and from 1.
+func (s *headerStudy) distinct(place int) int {
+	if place < 1 || place > maxPlaces {
+		return 0
+	}
+	return s.places[place-1].n
+}
