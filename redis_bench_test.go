@@ -17,7 +17,10 @@ import (
 )
 
 // bareScript is the least that a limiter on Redis does.
-var bareScript = newRedisScript(`local n = redis.call('INCR', KEYS[1]) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return n`)
+var bareScript = newRedisScript(`
+	local n = redis.call('INCR', KEYS[1])
+	redis.call('PEXPIRE', KEYS[1], ARGV[1])
+	return n`)
 
 const (
 	redisBenchCallers = 64

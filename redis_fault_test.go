@@ -246,7 +246,8 @@ func TestRedisFaults(t *testing.T) {
 			}
 			t.Logf("a client that had spent its %d was served %d more", stormLimit, again)
 			assert.LessOrEqual(t, int64(again), (f.lives-1)*stormLimit)
-			t.Logf("served again after %v, both instances after %v", first.Round(time.Millisecond), recovery.Round(time.Millisecond))
+			t.Logf("served again after %v, both instances after %v", first.Round(time.Millisecond),
+				recovery.Round(time.Millisecond))
 			assert.Less(t, s.slowest.Load(), int64(10*time.Second), "a request waited without end")
 			for _, log := range []*observer.ObservedLogs{logA, logB} {
 				told(t, log)

@@ -30,8 +30,8 @@ type redisRefusalSet struct {
 	refusals [redisRefusalWays]atomic.Pointer[redisRefusal]
 }
 
-// redisRefusal is one refusal, in one line of the cache for a tier with one limit. It is never changed. Times are on the
-// monotonic clock of this process.
+// redisRefusal is one refusal, in one line of the cache for a tier with one limit. It is never changed. Times are on
+// the monotonic clock of this process.
 type redisRefusal struct {
 	hash  uint64
 	epoch int64
@@ -144,7 +144,9 @@ func (c *redisCounters) refuse(clock time.Duration, claims []Claim, into []State
 }
 
 // recall fills in the states. Those of other tiers are not known: they are given as unused.
-func (c *redisCounters) recall(r *redisRefusal, clock time.Duration, refusedBy int, claims []Claim, into []State) Decision {
+func (c *redisCounters) recall(r *redisRefusal, clock time.Duration, refusedBy int, claims []Claim,
+	into []State,
+) Decision {
 	passed := clock - r.at
 	now := time.UnixMilli(r.now).Add(passed)
 	n := 0

@@ -3,8 +3,8 @@
 -- KEYS[1]  the stack's reset generation
 -- KEYS[n]  the counter of a limit, tier by tier in the order claimed
 -- ARGV[1]  T to take or P to peek; then for each limit a letter, its count, and its window in milliseconds, packed as a
---          byte and two doubles. The letter is s for served, c for checked, d for dry and served, e for dry and checked;
---          an upper-case one begins a tier.
+--          byte and two doubles. The letter is s for served, c for checked, d for dry and served, e for dry and
+--          checked; an upper-case one begins a tier.
 --
 -- A counter is a number. The last ten digits are the hits used, the others are the number of the window since the Unix
 -- epoch, modulo 900000, so that numbers stay exact and one INCR charges. When the server's clock has been set back, the
