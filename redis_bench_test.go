@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -167,15 +168,14 @@ func BenchmarkRedisRefusedAgain(b *testing.B) {
 			redisRate(8, clients, refused(c))
 			redisRate(8, clients, refused(memory))
 		}
-		var ratios, ours, theirs []float64
-		for range redisBenchRounds {
-			ours = append(ours, 1e9/redisRate(1, 200_000, refused(c)))
-			theirs = append(theirs, 1e9/redisRate(1, 200_000, refused(memory)))
-			ratios = append(ratios, ours[len(ours)-1]/theirs[len(theirs)-1])
+		// Rounds are short, and the best ones count, so that what else the machine does matters little.
+		ours, theirs := math.Inf(1), math.Inf(1)
+		for range 20 * redisBenchRounds {
+			ours = min(ours, 1e9/redisRate(1, 20_000, refused(c)))
+			theirs = min(theirs, 1e9/redisRate(1, 20_000, refused(memory)))
 		}
-		b.Logf("%5d clients: remembered %.0f ns, memory store %.0f ns, ratio %.2f", clients, redisMedian(ours), redisMedian(theirs),
-			redisMedian(ratios))
-		b.ReportMetric(redisMedian(ratios), "of-memory-"+strconv.Itoa(clients))
+		b.Logf("%5d clients: remembered %.0f ns, memory store %.0f ns, ratio %.2f", clients, ours, theirs, ours/theirs)
+		b.ReportMetric(ours/theirs, "of-memory-"+strconv.Itoa(clients))
 		b.ReportMetric(testing.AllocsPerRun(1000, func() { refused(c)(0) }), "allocs-"+strconv.Itoa(clients))
 		require.NoError(b, memory.Close())
 	}

@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"hash/maphash"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -19,30 +20,40 @@ type redisRefusals struct {
 	table atomic.Pointer[redisRefusalTable]
 }
 
-// redisRefusalTable is made at the first refusal. A refusal is in one of the few places that its hash names, which are
-// one line of the processor's cache.
-type redisRefusalTable [redisMostRefusals]redisRefusalPlace
+// redisRefusalTable is made at the first refusal. A refusal is in one of the places of the set that its hash names.
+type redisRefusalTable [redisMostRefusals / redisRefusalWays]redisRefusalSet
 
-// redisRefusalPlace holds one refusal. The hash saves looking at most that are somebody else's.
-type redisRefusalPlace struct {
-	hash    atomic.Uint64
-	refusal atomic.Pointer[redisRefusal]
+// redisRefusalSet holds a few refusals. Their hashes, in one line of the processor's cache, save looking at those that
+// are somebody else's.
+type redisRefusalSet struct {
+	hashes   [redisRefusalWays]atomic.Uint64
+	refusals [redisRefusalWays]atomic.Pointer[redisRefusal]
 }
 
-// redisRefusal is one refusal. It is never changed. Times are on the monotonic clock of this process.
+// redisRefusal is one refusal, in one line of the cache for a tier with one limit. It is never changed. Times are on the
+// monotonic clock of this process.
 type redisRefusal struct {
-	hash   uint64
-	epoch  int64
-	at     time.Duration // before the server was asked, so that it never lasts beyond the window
-	until  time.Duration // the server is asked again then
-	now    int64         // milliseconds, on the server's clock
-	states []State       // of the tier's limits
-	few    [2]State      // room for most
+	hash  uint64
+	epoch int64
+	at    time.Duration // before the server was asked, so that it never lasts beyond the window
+	until time.Duration // the server is asked again then
+	now   int64         // milliseconds, on the server's clock
+	used  int64
+	left  time.Duration
+	all   *[]State // of each limit, if there are several
+}
+
+// state is what was known of one limit.
+func (r *redisRefusal) state(limit int) State {
+	if r.all != nil {
+		return (*r.all)[limit]
+	}
+	return State{Used: r.used, Left: r.left, Exceeded: true}
 }
 
 const (
-	redisMostRefusals = 1 << 15
-	redisRefusalWays  = 4
+	redisMostRefusals = 1 << 16
+	redisRefusalWays  = 8
 
 	// redisAskAgain is how long a refusal may be remembered at most, and so how long a reset of the counter by another
 	// instance may go unnoticed.
@@ -58,11 +69,8 @@ func (m *redisRefusals) hash(tier int, identity []byte) uint64 {
 	return maphash.Bytes(m.seed, identity) + uint64(tier)*0x9e3779b97f4a7c15
 }
 
-// places are where a refusal with a hash may be.
-func (t *redisRefusalTable) places(hash uint64) []redisRefusalPlace {
-	first := hash % (redisMostRefusals / redisRefusalWays) * redisRefusalWays
-	return t[first : first+redisRefusalWays]
-}
+// set is where a refusal with a hash may be.
+func (t *redisRefusalTable) set(hash uint64) *redisRefusalSet { return &t[hash%uint64(len(t))] }
 
 // find returns the refusal of an identity that holds at a time, or nil.
 func (m *redisRefusals) find(clock time.Duration, epoch int64, tier int, identity []byte) *redisRefusal {
@@ -74,12 +82,12 @@ func (m *redisRefusals) find(clock time.Duration, epoch int64, tier int, identit
 		return nil
 	}
 	hash := m.hash(tier, identity)
-	places := table.places(hash)
-	for i := range places {
-		if places[i].hash.Load() != hash {
+	set := table.set(hash)
+	for i := range set.hashes {
+		if set.hashes[i].Load() != hash {
 			continue
 		}
-		if r := places[i].refusal.Load(); r != nil && r.hash == hash && r.epoch == epoch && clock < r.until {
+		if r := set.refusals[i].Load(); r != nil && r.hash == hash && r.epoch == epoch && clock < r.until {
 			return r
 		}
 	}
@@ -93,20 +101,19 @@ func (m *redisRefusals) add(tier int, r *redisRefusal) {
 		m.table.CompareAndSwap(nil, new(redisRefusalTable))
 		table = m.table.Load()
 	}
-	places := table.places(r.hash)
-	first := &places[0]
-	for i := range places {
-		old := places[i].refusal.Load()
+	set, place := table.set(r.hash), 0
+	for i := range set.refusals {
+		old, other := set.refusals[i].Load(), set.refusals[place].Load()
 		if old == nil || old.hash == r.hash {
-			first = &places[i]
+			place = i
 			break
 		}
-		if other := first.refusal.Load(); other != nil && old.until < other.until {
-			first = &places[i]
+		if old.until < other.until {
+			place = i
 		}
 	}
-	first.refusal.Store(r)
-	first.hash.Store(r.hash)
+	set.refusals[place].Store(r)
+	set.hashes[place].Store(r.hash)
 	for until := int64(r.until); ; {
 		known := m.until[tier].Load()
 		if known >= until || m.until[tier].CompareAndSwap(known, until) {
@@ -144,10 +151,11 @@ func (c *redisCounters) recall(r *redisRefusal, clock time.Duration, refusedBy i
 	for i := range claims {
 		limits := c.tiers[claims[i].Tier].limits
 		for j := range limits {
-			if i == refusedBy && r.states[j].Left > passed {
-				into[n] = r.states[j]
+			if i == refusedBy {
+				into[n] = r.state(j)
 				into[n].Left -= passed
-			} else {
+			}
+			if i != refusedBy || into[n].Left <= 0 {
 				into[n] = State{Left: redisLeft(r.now+passed.Milliseconds(), limits[j].window)}
 			}
 			n++
@@ -177,15 +185,17 @@ func (c *redisCounters) remember(clock time.Duration, epoch int64, d Decision, c
 		hash:  c.refusals.hash(tier, claims[d.RefusedBy].Identity),
 		epoch: epoch, at: clock, now: d.Now.UnixMilli(),
 	}
-	r.states = append(r.few[:0], into[n:n+len(c.tiers[tier].limits)]...)
-	var left time.Duration
-	for _, s := range r.states {
-		if s.Exceeded {
-			left = max(left, s.Left)
+	for _, s := range into[n : n+len(c.tiers[tier].limits)] {
+		if s.Exceeded && s.Left > r.left {
+			r.used, r.left = s.Used, s.Left
 		}
 	}
+	if len(c.tiers[tier].limits) > 1 {
+		all := slices.Clone(into[n : n+len(c.tiers[tier].limits)])
+		r.all = &all
+	}
 	// The server's time is cut to milliseconds, so up to one less is left.
-	r.until = clock + min(left-time.Millisecond, redisAskAgain)
+	r.until = clock + min(r.left-time.Millisecond, redisAskAgain)
 	c.refusals.add(tier, r)
 }
 

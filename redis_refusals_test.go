@@ -285,12 +285,29 @@ func TestRedisRefusalsAreBounded(t *testing.T) {
 	held := 0
 	table := m.table.Load()
 	for i := range table {
-		if table[i].refusal.Load() != nil {
-			held++
+		for j := range table[i].refusals {
+			if table[i].refusals[j].Load() != nil {
+				held++
+			}
 		}
 	}
 	assert.LessOrEqual(t, held, redisMostRefusals)
 	assert.Greater(t, held, redisMostRefusals/2)
+}
+
+func TestRedisManyRefusedAreAllRemembered(t *testing.T) {
+	const clients = 10_000
+	m := newRedisRefusals(1)
+	for i := range clients {
+		m.add(0, &redisRefusal{hash: m.hash(0, fmt.Append(nil, i)), until: time.Second})
+	}
+	forgotten := 0
+	for i := range clients {
+		if m.find(0, 0, 0, fmt.Append(nil, i)) == nil {
+			forgotten++
+		}
+	}
+	assert.LessOrEqual(t, forgotten, clients/1000, "forgotten of %d", clients)
 }
 
 func TestRedisWindowTurnsForTheRefused(t *testing.T) {
