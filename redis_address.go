@@ -33,6 +33,10 @@ func parseRedisAddress(address, mode string) (redisAddress, error) {
 	if strings.Contains(address, "://") {
 		return parseRedisURL(address, mode)
 	}
+	if strings.Contains(address, "@") {
+		return redisAddress{}, fmt.Errorf("address: %q: a login goes into username and password, or into a redis:// URL",
+			withoutSecrets(address))
+	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return redisAddress{}, fmt.Errorf("address: %q: want host:port, a redis:// or rediss:// URL, or unix//path", address)
@@ -64,7 +68,7 @@ func parseRedisURL(address, mode string) (redisAddress, error) {
 		return redisAddress{}, fmt.Errorf("address: %q: want the scheme redis or rediss, not %q", u.Redacted(), u.Scheme)
 	}
 	if u.RawQuery != "" || u.Fragment != "" {
-		return redisAddress{}, fmt.Errorf("address: %q: a query is not understood", u.Redacted())
+		return redisAddress{}, fmt.Errorf("address: %q: a query is not understood", withoutSecrets(address))
 	}
 	port := u.Port()
 	if port == "" {
@@ -85,6 +89,17 @@ func parseRedisURL(address, mode string) (redisAddress, error) {
 		}
 	}
 	return a, nil
+}
+
+// withoutSecrets is an address without what is in front of the host, and without a query, which may hold a password.
+func withoutSecrets(address string) string {
+	if i := strings.LastIndexByte(address, '@'); i >= 0 {
+		address = "..." + address[i:]
+	}
+	if i := strings.IndexAny(address, "?#"); i >= 0 {
+		address = address[:i+1] + "..."
+	}
+	return address
 }
 
 func schemeOf(address string) string {
