@@ -254,7 +254,10 @@ func TestReadmeRedisOnError(t *testing.T) {
 			require.True(t, redistest.Await(breaker.allows))
 			other := request{peer: "198.51.100.1:1"}
 			assert.Equal(t, 2, e.served(2, other))
+			spent := request{peer: "198.51.100.2:1"}
+			assert.Equal(t, 5, e.served(6, spent))
 			server.Kill()
+			assert.Equal(t, http.StatusTooManyRequests, e.send(spent).Code, "whom the instance remembers as refused")
 			want[word](t, e, 2, other)
 		})
 	}
@@ -269,7 +272,7 @@ func TestReadmeRedisFailures(t *testing.T) {
 		"read only":                      "READONLY: it was made a replica",
 		"replies lost after the commit":  "the reply lost after the script ran",
 		"connections reset":              "connections reset",
-		"password changed":               "wrong password, or TLS that does not fit",
+		"password changed":               "wrong password, missing rights, or TLS that does not fit",
 		"out of memory":                  "OOM: `maxmemory` is reached with `noeviction`",
 		"too few replicas":               "NOREPLICAS: `min-replicas-to-write` is not met",
 	}
@@ -288,7 +291,11 @@ func TestReadmeRedisFailures(t *testing.T) {
 			require.NotEmpty(t, stated, "no row for this")
 			server := redistest.Start(t, f.args...)
 			proxy := redistest.StartProxy(t, server.Addr())
-			c, _ := observed(t, stormSpec(), faulty(proxy.Addr()))
+			settings := faulty(proxy.Addr())
+			if !slices.Contains(stated, "timeout") {
+				settings = and(settings, "timeout", "10s")
+			}
+			c, _ := observed(t, stormSpec(), settings)
 			connect(t, c)
 			take(t, c, "a", "all")
 			f.fail(server, proxy)
