@@ -19,7 +19,9 @@ import (
 //
 // A refusal that comes while another is being counted is counted in the total only, so that nobody waits.
 type sketch struct {
-	passed atomic.Int64 // refusals of the window that were not put to anybody's account
+	// passed counts the refusals of a window that were not put to anybody's account, for even and for odd windows: those
+	// of the next one may come before the sketch has turned to it.
+	passed [2]atomic.Int64
 
 	mu     sync.Mutex
 	length int64 // of the window, in milliseconds
@@ -57,12 +59,14 @@ func fingerprintText(print uint64) string {
 // add counts a refusal at a time in windows of a length. It returns a slot that lacks the text of its key and is worth
 // having it, or -1: with rotating identities nobody is to pay for texts that are dropped at once.
 func (s *sketch) add(print uint64, at time.Time, length time.Duration) int {
+	ms := length.Milliseconds()
+	window := at.UnixMilli() / ms
 	if !s.mu.TryLock() {
-		s.passed.Add(1)
+		s.passed[window&1].Add(1)
 		return -1
 	}
 	defer s.mu.Unlock()
-	s.turn(at, length)
+	s.turn(window, ms)
 	s.total++
 	t := s.slots
 	i := s.last
@@ -78,18 +82,22 @@ func (s *sketch) add(print uint64, at time.Time, length time.Duration) int {
 	return i
 }
 
-// turn empties the sketch if a window has begun since the last refusal.
-func (s *sketch) turn(at time.Time, length time.Duration) {
-	ms := length.Milliseconds()
-	window := at.UnixMilli() / ms
-	if s.slots == nil {
+// turn empties the sketch if a window of a length in milliseconds has begun since the last refusal.
+func (s *sketch) turn(window, length int64) {
+	switch {
+	case s.slots == nil:
 		s.slots = new(sketchTable)
-	} else if s.length == ms && s.window >= window {
+		s.length, s.window = length, window
+		return
+	case s.length == length && s.window >= window:
 		return
 	}
-	s.length, s.window = ms, window
+	if s.length != length || (window-s.window)&1 == 0 {
+		s.passed[window&1].Store(0) // of an older window
+	}
+	s.passed[(window+1)&1].Store(0)
+	s.length, s.window = length, window
 	s.total, s.used, s.last = 0, 0, 0
-	s.passed.Store(0)
 	clear(s.slots.keys[:])
 }
 
@@ -148,5 +156,5 @@ func (s *sketch) read(at time.Time) (total int64, most []refusedMost) {
 	slices.SortFunc(most, func(a, b refusedMost) int {
 		return cmp.Or(cmp.Compare(b.AtLeast, a.AtLeast), cmp.Compare(b.AtMost, a.AtMost), cmp.Compare(a.Fingerprint, b.Fingerprint))
 	})
-	return s.total + s.passed.Load(), most
+	return s.total + s.passed[s.window&1].Load(), most
 }

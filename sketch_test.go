@@ -97,23 +97,59 @@ func TestSketchAsksForTextsSparingly(t *testing.T) {
 	}
 }
 
+// No refusal is lost for want of patience, in a first window, in the next one, or after windows without any.
 func TestSketchLosesNoRefusalUnderContention(t *testing.T) {
-	var s sketch
-	const callers, each = 16, 2000
-	var group sync.WaitGroup
-	for i := range callers {
-		group.Go(func() {
-			for range each {
-				s.add(uint64(i+1), testStart, time.Minute)
+	const callers, each = 16, 500
+	for range 20 {
+		var s sketch
+		at := testStart
+		for _, windows := range []int{0, 1, 1, 3} {
+			at = at.Add(time.Duration(windows) * time.Minute)
+			var group sync.WaitGroup
+			for i := range callers {
+				group.Go(func() {
+					for range each {
+						s.add(uint64(i+1), at, time.Minute)
+					}
+				})
 			}
-		})
+			group.Wait()
+			total, most := s.read(at)
+			assert.Equal(t, int64(callers*each), total)
+			for _, m := range most {
+				assert.LessOrEqual(t, m.AtMost, int64(each))
+			}
+		}
 	}
-	group.Wait()
-	total, most := s.read(testStart)
-	assert.Equal(t, int64(callers*each), total)
-	for _, m := range most {
-		assert.LessOrEqual(t, m.AtMost, int64(each))
+}
+
+// A refusal that finds the sketch taken counts in its own window, even if the sketch has yet to turn to it.
+func TestSketchCountsWhoPassesInTheirOwnWindow(t *testing.T) {
+	var s sketch
+	busy := func(minute, refusals int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for range refusals {
+			assert.Equal(t, -1, s.add(1, testStart.Add(time.Duration(minute)*time.Minute), time.Minute))
+		}
 	}
+	add := func(minute int, want int64) {
+		t.Helper()
+		at := testStart.Add(time.Duration(minute) * time.Minute)
+		s.add(2, at, time.Minute)
+		total, _ := s.read(at)
+		assert.Equal(t, want, total, "minute %d", minute)
+	}
+	busy(0, 5)
+	add(0, 6)
+	busy(0, 1)
+	busy(1, 3)
+	add(0, 8)
+	add(1, 4)
+	busy(1, 2)
+	add(3, 1) // nothing is left of two windows ago
+	busy(4, 1)
+	add(4, 2)
 }
 
 func TestFingerprintText(t *testing.T) {
