@@ -34,7 +34,7 @@ func (ch CaddyHandler) Open(c Case) (Running, error) {
 	var config caddy.Config
 	if err := json.Unmarshal(fmt.Appendf(nil, `{
 		"admin": {"disabled": true},
-		"logging": {"logs": {"default": {"writer": {"output": "discard"}, "level": %q}}},
+		"logging": {"logs": {"default": {"writer": {"output": "file", "filename": "/dev/null", "roll": false}, "level": %q}}},
 		"apps": {"http": {"servers": {"bench": {"listen": [":8080"], "routes": [%s]}}}}
 	}`, level, route), &config); err != nil {
 		return nil, fmt.Errorf("the handler's config: %w", err)
@@ -104,14 +104,15 @@ func (rh *runningHandler) prepare(ip, user string, w http.ResponseWriter) *reque
 	return p
 }
 
-// Caller implements [Running]. Every handler gets the same: a request whose replacer is as fresh as on arrival, fields that
-// are in the processor's cache since a server has just read them off the connection, and an empty response header.
-func (rh *runningHandler) Caller(known *clients) func(n int) bool {
+// Caller implements [Running]. Every handler gets the same: a request whose replacer is as fresh as on arrival, and an
+// empty response header.
+func (rh *runningHandler) Caller(v *visits) func(i int) bool {
 	w := &response{header: make(http.Header)}
-	n := min(len(known.ip), max(1, rh.prepared))
+	n := min(v.n, max(1, rh.prepared))
 	requests := make([]*request, n)
 	for i := range requests {
-		requests[i] = rh.prepare(known.ip[i], known.user[i], w)
+		ip, user := v.of(i)
+		requests[i] = rh.prepare(ip, user, w)
 	}
 	passed := false
 	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
@@ -119,12 +120,9 @@ func (rh *runningHandler) Caller(known *clients) func(n int) bool {
 		return nil
 	})
 	handler := rh.handler
-	return func(k int) bool {
-		k -= known.first
-		p := requests[k%n]
-		ip, user := known.ip[k], known.user[k]
-		w.read += int(ip[0]) + int(user[0])
-		p.ip[0], p.user[0] = ip, user
+	return func(i int) bool {
+		p := requests[i%n]
+		p.ip[0], p.user[0] = v.of(i)
 		*p.repl = p.saved
 		clear(w.header)
 		passed = false
@@ -137,7 +135,6 @@ func (rh *runningHandler) Caller(known *clients) func(n int) bool {
 type response struct {
 	header http.Header
 	err    error
-	read   int
 }
 
 func (w *response) Header() http.Header       { return w.header }

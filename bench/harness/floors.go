@@ -117,10 +117,10 @@ func (f *threeFloors) take(ip, user uint64) bool {
 func (*threeFloors) Close() error { return nil }
 
 // Caller implements [Running].
-func (f *threeFloors) Caller(known *clients) func(n int) bool {
-	identities := identitiesOf(known)
-	return func(n int) bool {
-		pair := &identities[n-known.first]
+func (f *threeFloors) Caller(v *visits) func(i int) bool {
+	identities := identitiesOf(v)
+	return func(i int) bool {
+		pair := &identities[i]
 		return f.take(maphash.Bytes(hashSeed, pair.ip[:]), maphash.Bytes(hashSeed, pair.user[:]))
 	}
 }

@@ -3,6 +3,7 @@ package harness
 import (
 	"bytes"
 	"io"
+	"math/rand"
 	"os"
 	"strings"
 	"testing"
@@ -119,20 +120,30 @@ func TestHistogram(t *testing.T) {
 	assert.Equal(t, 1002, h.n)
 }
 
-func TestOrder(t *testing.T) {
+func TestVisits(t *testing.T) {
+	v := from(300, 3)
+	for i, want := range []string{"11.0.1.44 user-300", "11.0.1.45 user-301", "11.0.1.46 user-302"} {
+		ip, user := v.of(i)
+		assert.Equal(t, want, ip+" "+user)
+	}
+}
+
+func TestSpreads(t *testing.T) {
+	const drawn = 100_000
 	counts := func(s Spread) []int {
 		list := make([]int, 100)
-		for _, n := range makeOrder(Case{Keys: 100, Spread: s}, 1) {
-			list[n]++
+		client := clientsOf(Case{Keys: 100, Spread: s}, rand.New(rand.NewSource(1)))
+		for i := range drawn {
+			list[client(i)]++
 		}
 		return list
 	}
 	for n, count := range counts(Uniform) {
-		assert.InEpsilon(t, orderLength/100, count, 0.1, "client %d", n)
+		assert.InEpsilon(t, drawn/100, count, 0.15, "client %d", n)
 	}
 	most := 0
 	for _, count := range counts(Zipf) {
 		most = max(most, count)
 	}
-	assert.Greater(t, most, orderLength/10, "the client that comes most often")
+	assert.Greater(t, most, drawn/10, "the client that comes most often")
 }

@@ -43,7 +43,7 @@ func parse(args []string, log io.Writer) (options, error) {
 	flags.IntVar(&o.rounds, "rounds", 7, "how many rounds, at least 5 for figures that are quoted")
 	flags.DurationVar(&o.round, "round", 200*time.Millisecond, "how long each subject's turn takes, about")
 	flags.IntVar(&o.keys, "keys", 100_000, "how many clients there are where there are many")
-	flags.IntVar(&o.ready, "prepared", 64, "how many requests are prepared, to be used over and over")
+	flags.IntVar(&o.ready, "prepared", 1, "how many requests are prepared, to be used over and over")
 	flags.StringVar(&o.pick, "run", "", "print only tables whose name matches this regular expression")
 	flags.StringVar(&o.with, "with", "", "further programs built with this package, their subjects to be measured too, between commas")
 	flags.BoolVar(&o.short, "short", false, "make few counters, to see whether all works")

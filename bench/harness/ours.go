@@ -71,13 +71,13 @@ func openMemory(c Case) (Running, error) {
 func (m *memoryStore) Close() error { return m.counters.Close() }
 
 // Caller implements [Running].
-func (m *memoryStore) Caller(known *clients) func(n int) bool {
+func (m *memoryStore) Caller(v *visits) func(i int) bool {
 	claims := []tieredlimit.Claim{{Tier: 0}, {Tier: 1}, {Tier: 2, Identity: []byte("global")}}
 	states := make([]tieredlimit.State, len(claims))
 	ctx, now := context.Background(), time.Now()
-	identities := identitiesOf(known)
-	return func(n int) bool {
-		pair := &identities[n-known.first]
+	identities := identitiesOf(v)
+	return func(i int) bool {
+		pair := &identities[i]
 		claims[0].Identity, claims[1].Identity = pair.ip[:], pair.user[:]
 		decision, err := m.counters.Take(ctx, now, claims, states)
 		return err == nil && decision.RefusedBy < 0
@@ -87,11 +87,12 @@ func (m *memoryStore) Caller(known *clients) func(n int) bool {
 // identity is a client as a store sees it: opaque bytes.
 type identity struct{ ip, user [16]byte }
 
-func identitiesOf(known *clients) []identity {
-	list := make([]identity, len(known.ip))
+func identitiesOf(v *visits) []identity {
+	list := make([]identity, v.n)
 	for i := range list {
-		copy(list[i].ip[:], known.ip[i])
-		copy(list[i].user[:], known.user[i])
+		ip, user := v.of(i)
+		copy(list[i].ip[:], ip)
+		copy(list[i].user[:], user)
 	}
 	return list
 }

@@ -27,8 +27,7 @@ func (w *worker) pause() pauses {
 	w.fill(0, w.c.Keys, 1)
 	p := pauses{Counted: w.c.Keys}
 	const watched = 100_000
-	known := makeClients(0, min(watched, w.c.Keys))
-	l := &lane{call: w.running.Caller(known), order: makeOrder(Case{Keys: len(known.ip), Spread: Uniform}, 1)}
+	l := &lane{call: w.running.Caller(visitsOf(Case{Keys: min(watched, w.c.Keys)}, 1)), mask: visitsLength - 1}
 	end := start.Add(window)
 	margin := window / 20
 	p.Idle = l.watch(start.Add(window/2), end.Add(-margin))

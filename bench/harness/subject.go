@@ -39,9 +39,9 @@ const (
 
 // Running is a subject that is ready.
 type Running interface {
-	// Caller returns a function that sends a request of the n-th client and reports whether it was served. Each
-	// goroutine has a caller of its own.
-	Caller(clients *clients) func(n int) bool
+	// Caller returns a function that sends the i-th request and reports whether it was served. Each goroutine has a
+	// caller of its own.
+	Caller(*visits) func(i int) bool
 
 	// Close lets go of everything.
 	Close() error

@@ -40,16 +40,15 @@ type worker struct {
 	subject Subject
 	c       Case
 	running Running
-	clients *clients
 	lanes   []*lane
 	next    int // the first client that was never seen
 }
 
 // lane is what one goroutine sends.
 type lane struct {
-	call  func(n int) bool
-	order order
-	at    int
+	call func(i int) bool
+	mask int // the number of requests, a power of 2, less 1
+	at   int
 }
 
 func newWorker(s Subject, c Case) (*worker, error) {
@@ -95,12 +94,9 @@ func (w *worker) do(t task) result {
 
 // run sends requests of the case's clients.
 func (w *worker) run(ops, procs int) result {
-	if w.clients == nil {
-		w.clients = makeClients(0, w.c.Keys)
-	}
 	for len(w.lanes) < procs {
-		seed := int64(len(w.lanes) + 1)
-		w.lanes = append(w.lanes, &lane{call: w.running.Caller(w.clients), order: makeOrder(w.c, seed)})
+		call := w.running.Caller(visitsOf(w.c, int64(len(w.lanes)+1)))
+		w.lanes = append(w.lanes, &lane{call: call, mask: visitsLength - 1})
 	}
 	each := ops / procs
 	served := make([]int, procs)
@@ -122,9 +118,9 @@ func (w *worker) run(ops, procs int) result {
 }
 
 func (l *lane) send(ops int) int {
-	served, at, order, call := 0, l.at, l.order, l.call
+	served, at, mask, call := 0, l.at, l.mask, l.call
 	for range ops {
-		if call(int(order[at&(orderLength-1)])) {
+		if call(at & mask) {
 			served++
 		}
 		at++
@@ -137,35 +133,32 @@ func (l *lane) send(ops int) int {
 const batch = 50_000
 
 // fill lets each client come a number of times, one after the other.
-func (w *worker) fill(from, to, hits int) result {
+func (w *worker) fill(first, to, hits int) result {
 	sum := result{}
-	for from < to {
-		n := min(batch, to-from)
-		known := makeClients(from, n)
-		call := w.running.Caller(known)
+	for first < to {
+		n := min(batch, to-first)
+		call := w.running.Caller(from(first, n))
 		for range hits {
 			for i := range n {
-				if call(from + i) {
+				if call(i) {
 					sum.Served++
 				}
 			}
 		}
 		sum.Ops += n * hits
-		from += n
+		first += n
 	}
 	return sum
 }
 
 // fresh sends one request of each of so many clients that nobody has seen.
 func (w *worker) fresh(ops int) result {
-	known := makeClients(w.next, ops)
-	call := w.running.Caller(known)
-	from := w.next
+	call := w.running.Caller(from(w.next, ops))
 	w.next += ops
 	return measure(ops, func() int {
 		served := 0
 		for i := range ops {
-			if call(from + i) {
+			if call(i) {
 				served++
 			}
 		}
