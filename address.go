@@ -16,6 +16,9 @@ func (p prefixes) mask(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		bits = p.v4
 	}
+	if bits == a.BitLen() {
+		return a
+	}
 	masked, err := a.Prefix(bits)
 	if err != nil {
 		return a

@@ -22,7 +22,7 @@ func newDryRunWriter(w http.ResponseWriter, r *http.Request) *fieldWriter {
 	f := &fieldWriter{answer: dryRunAnswer}
 	f.values[0] = dryRunRefused
 	if _, cross := r.Header["Origin"]; cross {
-		f.exposed = &exposure{names: dryRunAnswer.exposeServed}
+		f.more = &moreFields{expose: dryRunAnswer.exposeServed}
 	}
 	f.ResponseWriter = w
 	f.set(w.Header())

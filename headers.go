@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -26,9 +27,6 @@ const (
 	fieldAllowCred = "Access-Control-Allow-Credentials"
 	fieldVary      = "Vary"
 )
-
-// maxFields is how many fields both header sets have.
-const maxFields = 6
 
 // answer is how the stack tells clients where they stand.
 type answer struct {
@@ -108,42 +106,72 @@ func (a *answer) policy(tiers []*tier, judged uint64) string {
 // first final status.
 type fieldWriter struct {
 	caddyhttp.ResponseWriterWrapper
-	answer  *answer // whose fields these are; nil: there are none, the status is written, or another stack's win
-	values  [maxFields]string
-	exposed *exposure // nil: nothing is to be exposed
+	answer *answer // whose fields these are; nil: there are none, the status is written, or another stack's win
+	values [4]string
+	more   *moreFields // nil: there is no more
 }
 
-// exposure is what a fieldWriter does to Access-Control-Expose-Headers.
-type exposure struct {
-	names  []string // to be added
+// moreFields are those that most responses have no use for.
+type moreFields struct {
+	values [2]string
+
+	// What is done to Access-Control-Expose-Headers, if there are names to be exposed.
+	expose []string
 	before []string // what the field was
 	merged *string  // and what it was made
+}
+
+// value is the i-th field's. Each gets a slice of its own, which a later handler may edit in place and append to without
+// touching its neighbours.
+func (f *fieldWriter) value(i int) []string {
+	if i < len(f.values) {
+		return f.values[i : i+1 : i+1]
+	}
+	i -= len(f.values)
+	return f.more.values[i : i+1 : i+1]
 }
 
 // fill writes the field values of a verdict.
 func (rec *record) fill() {
 	a, v, f := &rec.h.answer, &rec.verdict, &rec.out
 	f.answer = a
+	_, cross := rec.r.Header["Origin"]
+	if cross || a.x && a.draft {
+		f.more = new(moreFields)
+	}
 	n := 0
 	if a.x {
-		var text [32]byte
-		buf := strconv.AppendInt(text[:0], v.remaining(), 10)
-		cut := len(buf)
-		buf = strconv.AppendInt(buf, v.reset(), 10)
-		both := string(buf)
-		f.values[0], f.values[1], f.values[2], f.values[3] = v.tier.counts[v.limit], both[:cut], both[cut:], v.tier.name
-		n = 4
+		f.values[0], f.values[1] = v.tier.counts[v.limit], strconv.FormatInt(v.remaining(), 10)
+		f.values[2], f.values[3] = v.tier.resets.text(v.reset()), v.tier.name
+		n = len(f.values)
 	}
 	if a.draft {
-		f.values[n] = a.policy(rec.h.tiers, rec.judged)
-		f.values[n+1] = v.rateLimit()
+		f.value(n)[0] = a.policy(rec.h.tiers, rec.judged)
+		f.value(n + 1)[0] = v.rateLimit()
 	}
-	if _, cross := rec.r.Header["Origin"]; cross {
-		f.exposed = &exposure{names: a.exposeServed}
+	if cross {
+		f.more.expose = a.exposeServed
 		if v.refused {
-			f.exposed.names = a.exposeRefused
+			f.more.expose = a.exposeRefused
 		}
 	}
+}
+
+// resetText remembers how the end of a window is written, since all requests of the window are told the same.
+type resetText struct{ latest atomic.Pointer[writtenTime] }
+
+type writtenTime struct {
+	unix int64
+	text string
+}
+
+func (t *resetText) text(unix int64) string {
+	if w := t.latest.Load(); w != nil && w.unix == unix {
+		return w.text
+	}
+	w := &writtenTime{unix, strconv.FormatInt(unix, 10)}
+	t.latest.Store(w)
+	return w.text
 }
 
 // rateLimit writes the binding limit as the item of RateLimit: "ip";r=0;t=17.
@@ -158,15 +186,12 @@ func (v *verdict) rateLimit() string {
 	return string(buf)
 }
 
-// set puts the fields on a header, replacing what is there. Each gets a slice of its own, which a later handler may
-// edit in place and append to without touching its neighbours.
+// set puts the fields on a header, replacing what is there.
 func (f *fieldWriter) set(header http.Header) {
 	for i, name := range f.answer.names {
-		header[name] = f.values[i : i+1 : i+1]
+		header[name] = f.value(i)
 	}
-	if f.exposed != nil {
-		f.exposed.set(header)
-	}
+	f.more.expand(header)
 }
 
 // settle puts the fields in place once, before a final status is written. Most are there still, and looking costs less
@@ -178,35 +203,36 @@ func (f *fieldWriter) settle() {
 	header, names := f.Header(), f.answer.names
 	f.answer = nil
 	for i, name := range names {
-		if !isAlone(header[name], &f.values[i]) {
-			header[name] = f.values[i : i+1 : i+1]
+		if value := f.value(i); !isAlone(header[name], &value[0]) {
+			header[name] = value
 		}
 	}
-	if f.exposed != nil {
-		f.exposed.set(header)
-	}
+	f.more.expand(header)
 }
 
 // isAlone tells whether a field's only value is this very one.
 func isAlone(values []string, value *string) bool { return len(values) == 1 && &values[0] == value }
 
-// set merges the names into the field, unless that has been done.
-func (e *exposure) set(header http.Header) {
-	if there := header[fieldExpose]; !isAlone(there, e.merged) {
-		e.before = there
-		exposeFields(header, e.names)
-		e.merged = &header[fieldExpose][0]
+// expand merges the names that are to be exposed into their field, unless that has been done.
+func (m *moreFields) expand(header http.Header) {
+	if m == nil || m.expose == nil {
+		return
+	}
+	if there := header[fieldExpose]; !isAlone(there, m.merged) {
+		m.before = there
+		exposeFields(header, m.expose)
+		m.merged = &header[fieldExpose][0]
 	}
 }
 
-// remove makes the field what it was, if it is still what set has made it.
-func (e *exposure) remove(header http.Header) {
-	if !isAlone(header[fieldExpose], e.merged) {
+// shrink makes the field of the exposed names what it was, if it is still what expand has made it.
+func (m *moreFields) shrink(header http.Header) {
+	if m == nil || !isAlone(header[fieldExpose], m.merged) {
 		return
 	}
 	delete(header, fieldExpose)
-	if e.before != nil {
-		header[fieldExpose] = e.before
+	if m.before != nil {
+		header[fieldExpose] = m.before
 	}
 }
 
@@ -214,11 +240,9 @@ func (e *exposure) remove(header http.Header) {
 func (f *fieldWriter) remove(header http.Header) {
 	names := f.answer.names
 	f.answer = nil
-	if f.exposed != nil {
-		f.exposed.remove(header)
-	}
+	f.more.shrink(header)
 	for i, name := range names {
-		if isAlone(header[name], &f.values[i]) {
+		if isAlone(header[name], &f.value(i)[0]) {
 			delete(header, name)
 		}
 	}

@@ -23,15 +23,15 @@ type record struct {
 	repl *caddy.Replacer
 	prev *record // of the stack that the request met before
 
-	client client
-	masked netip.Addr
+	addr netip.Addr // the client's, once that is resolved
 
 	judged  uint64 // the tiers, by index, that have had their say
 	settled uint64 // those of them that a later handler of the stack has not to ask again
 	verdict verdict
 	dryTier *tier // the first dry one that would have refused
 
-	resolved  bool // client and masked are known
+	fallback  fallbackReason // of the client, once that is resolved
+	resolved  bool
 	unproven  bool // the address that a tier's key needs may be forged
 	dryHeader bool // a dry tier that would have refused wants the response to tell
 	outcome   outcome
@@ -95,27 +95,25 @@ func (rec *record) wasSettled(name string) bool {
 }
 
 // resolve finds out who the client is, once.
-func (rec *record) resolve() netip.Addr {
-	if rec.resolved {
-		return rec.masked
+func (rec *record) resolve() {
+	if !rec.resolved {
+		rec.resolved = true
+		c := rec.h.topology.client(rec.r)
+		rec.addr, rec.fallback = c.addr, c.fallback
+		rec.h.noteClient(rec.r, c)
 	}
-	rec.resolved = true
-	h := rec.h
-	rec.client = h.topology.client(rec.r)
-	if rec.client.addr.IsValid() {
-		rec.masked = h.prefixes.mask(rec.client.addr)
-	}
-	h.noteClient(rec.r, rec.client)
-	return rec.masked
 }
+
+// masked is the client's address as far as it counts, once the client is resolved.
+func (rec *record) masked() netip.Addr { return rec.h.prefixes.mask(rec.addr) }
 
 // appendClient appends the client's masked address, or unknown.
 func (rec *record) appendClient(buf []byte) []byte {
-	addr := rec.resolve()
-	if !addr.IsValid() {
+	rec.resolve()
+	if !rec.addr.IsValid() {
 		return append(buf, unknownClient...)
 	}
-	return addr.AppendTo(buf)
+	return rec.masked().AppendTo(buf)
 }
 
 func (rec *record) request() *http.Request { return rec.r }

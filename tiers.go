@@ -79,9 +79,10 @@ func (l *TierLimit) UnmarshalJSON(data []byte) error {
 type tier struct {
 	name       string
 	spec       TierSpec
-	policies   []string // names of the limits in structured fields: ip, ip.2
-	counts     []string // the limits' counts as text
-	windows    []string // the limits' windows in seconds as text
+	policies   []string   // names of the limits in structured fields: ip, ip.2
+	counts     []string   // the limits' counts as text
+	windows    []string   // the limits' windows in seconds as text
+	resets     *resetText // the end of the window as text
 	keys       []key
 	lines      [][]string // the keys as configured
 	fixed      []byte     // the identity, where it never varies
@@ -102,7 +103,7 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		if err != nil {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
-		c := &tier{name: t.Name, keys: keys, lines: t.keyLines()}
+		c := &tier{name: t.Name, keys: keys, lines: t.keyLines(), resets: new(resetText)}
 		for _, k := range keys {
 			c.usesClient = c.usesClient || k.usesClient
 		}
