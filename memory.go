@@ -201,7 +201,8 @@ type memoryCounters struct {
 	stack  *stack
 	tiers  []memoryTier
 	limits []memoryLimit // of all tiers, in the order written
-	order  []int         // in which the limits' tables are locked
+	keyed  []int         // the limits with a counter for each identity, in the order in which they are locked
+	single []int         // those with one for everybody, which are locked after them, since every request waits for them
 	closed atomic.Bool
 }
 
@@ -213,42 +214,42 @@ type memoryTier struct {
 }
 
 type memoryLimit struct {
-	table *table
-	count int64
-	most  int64 // counters that the table may have for this handle
-	lane  int
+	table  *table
+	count  int64
+	most   int64 // counters that the table may have for this handle
+	length int64 // of the window, in milliseconds
+	lane   int
 }
 
 func newMemoryCounters(s *stack, spec StackSpec, maxKeys int64) *memoryCounters {
 	m := &memoryCounters{name: spec.Name, stack: s}
-	var keyed []int
 	for _, spec := range spec.Tiers {
 		tier := memoryTier{first: len(m.limits), charge: spec.Charge, dry: spec.DryRun, single: spec.Single}
 		for _, l := range spec.Limits {
 			t := s.table(spec, l)
-			if !spec.Single {
-				keyed = append(keyed, len(m.limits))
+			if spec.Single {
+				m.single = append(m.single, len(m.limits))
+			} else {
+				m.keyed = append(m.keyed, len(m.limits))
 			}
-			m.order = append(m.order, len(m.limits))
-			m.limits = append(m.limits, memoryLimit{table: t, count: l.Count, most: math.MaxInt64, lane: t.lane})
+			m.limits = append(m.limits, memoryLimit{
+				table: t, count: l.Count, most: math.MaxInt64, length: t.length, lane: t.lane,
+			})
 		}
 		tier.last = len(m.limits)
 		m.tiers = append(m.tiers, tier)
 	}
-	for i, k := range keyed {
-		m.limits[k].most = maxKeys / int64(len(keyed))
-		if int64(i) < maxKeys%int64(len(keyed)) {
+	keyed := int64(len(m.keyed))
+	for i, k := range m.keyed {
+		m.limits[k].most = maxKeys / keyed
+		if int64(i) < maxKeys%keyed {
 			m.limits[k].most++
 		}
 	}
-	// All handles lock in one order. Tables with a single bucket come last, since every request waits for them.
-	slices.SortFunc(m.order, func(a, b int) int {
-		s, t := m.limits[a].table, m.limits[b].table
-		if single := len(t.shards) - len(s.shards); single != 0 {
-			return single
-		}
-		return s.rank - t.rank
-	})
+	// All handles lock in one order.
+	byRank := func(a, b int) int { return m.limits[a].table.rank - m.limits[b].table.rank }
+	slices.SortFunc(m.keyed, byRank)
+	slices.SortFunc(m.single, byRank)
 	return m
 }
 

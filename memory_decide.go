@@ -9,15 +9,17 @@ import (
 
 // probe is what one decision knows about one limit: the counter that it goes by, and the lock that it holds.
 type probe struct {
-	shard   *shard
+	shard   *shard  // nil if it is not locked
 	cell    *cell   // nil if the identity has no counter
 	stripe  *stripe // not nil if it has none, and there is no room for one
+	bucket  *bucket // nil if it is not locked, or if each identity has a counter of its own
 	end     int64   // of the window that is counted
 	hash    uint64
 	group   uint32
 	used    uint32
 	claimed bool
 	allowed bool // by the tier; kept in the probe of its first limit
+	due     bool // to be charged
 	paid    bool // room for a counter was reserved
 }
 
@@ -47,16 +49,21 @@ func (m *memoryCounters) decideWith(p []probe, now time.Time, claims []Claim, in
 	} else if len(into) < n {
 		return Decision{RefusedBy: -1}, fmt.Errorf("%d limits are claimed, with room for the states of %d", n, len(into))
 	}
-	wall, line := m.hold(p, now.UnixMilli())
-	refusedBy := m.judge(p, claims)
-	for charge && !m.charge(p, claims, refusedBy) {
+	for attempt := 0; ; attempt++ {
+		wall, line := m.stack.clock.read(now.UnixMilli())
+		if !m.lock(p, line, wall, attempt < patience) {
+			m.unlock(p)
+			continue
+		}
+		refusedBy := m.judge(p, claims)
+		if charge && !m.charge(p, claims, refusedBy) {
+			m.unlock(p)
+			continue
+		}
 		m.unlock(p)
-		wall, line = m.hold(p, now.UnixMilli())
-		refusedBy = m.judge(p, claims)
+		m.report(p, claims, into, refusedBy, line, wall)
+		return Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
 	}
-	m.unlock(p)
-	m.report(p, claims, into, refusedBy, line, wall)
-	return Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
 }
 
 // Reset implements [Counters].
@@ -65,14 +72,29 @@ func (m *memoryCounters) Reset(_ context.Context, now time.Time, claims []Claim)
 	if _, err := m.claim(p, claims); err != nil {
 		return err
 	}
-	m.hold(p, now.UnixMilli())
+	for attempt := 0; ; attempt++ {
+		wall, line := m.stack.clock.read(now.UnixMilli())
+		locked := m.lock(p, line, wall, attempt < patience)
+		if locked {
+			m.zero(p)
+		}
+		m.unlock(p)
+		if locked {
+			return nil
+		}
+	}
+}
+
+// zero empties the counters that lock has found.
+func (*memoryCounters) zero(p []probe) {
 	for i := range p {
 		if p[i].cell != nil {
 			p[i].cell.count = 0
 		}
+		if p[i].bucket != nil {
+			p[i].bucket.count = 0
+		}
 	}
-	m.unlock(p)
-	return nil
 }
 
 // claim notes what is asked for, and of whom. It returns the number of limits.
@@ -102,55 +124,60 @@ func (m *memoryCounters) claim(p []probe, claims []Claim) (int, error) {
 	return limits, nil
 }
 
-// patience is how often a decision looks again for the time. There is an end to it only for the case that a caller got
-// ahead of the clock while that was set back.
+// patience is how often a decision looks again for the time, since somebody has begun a later window meanwhile. There is
+// an end to it only for the case that a caller got ahead of the clock while that was set back.
 const patience = 100
-
-// hold locks the counters of all claimed limits, and returns the time. If somebody else has begun a later window
-// meanwhile, it is later than that.
-func (m *memoryCounters) hold(p []probe, now int64) (int64, *timeline) {
-	for attempt := 0; ; attempt++ {
-		wall, line := m.stack.clock.read(now)
-		if m.lock(p, line, wall, attempt < patience) {
-			return wall, line
-		}
-		m.unlock(p)
-	}
-}
 
 // lock finds the counters of all claimed limits and locks them, in the order that all handles keep to. If it is to be
 // punctual, it stops at a counter whose window has yet to begin, and returns false.
+//
+// First come all locks of counters that are apart, then all looks at them, so that the processor waits for their memory
+// once and not one by one. Last come the buckets that every request waits for.
 func (m *memoryCounters) lock(p []probe, line *timeline, wall int64, punctual bool) bool {
-	for _, k := range m.order {
-		q := &p[k]
+	for _, k := range m.keyed {
+		q, l := &p[k], &m.limits[k]
 		if !q.claimed {
 			continue
 		}
-		l := &m.limits[k]
-		s := &l.table.shards[q.hash&l.table.mask]
-		s.mu.Lock()
-		q.shard = s
-		now := wall + line.lanes[l.lane].shift
-		if now >= s.end {
-			s.turn(now, l.table.length)
-		} else if punctual && s.end-now > l.table.length {
+		q.shard = &l.table.shards[q.hash&l.table.mask]
+		q.shard.mu.Lock()
+		if !q.shard.current(wall+line.lanes[l.lane].shift, l.length, punctual) {
 			return false
 		}
-		q.end = s.end
-		if q.cell = s.find(q.hash); q.cell != nil {
+		q.end = q.shard.end
+	}
+	for _, k := range m.keyed {
+		q, l := &p[k], &m.limits[k]
+		if !q.claimed {
+			continue
+		}
+		if q.cell = q.shard.find(q.hash); q.cell != nil {
 			q.used = q.cell.count
 		} else if q.used = 0; l.table.full(q.end, l.most) {
 			q.stripe = l.table.groups().lock(q.group, q.end)
 			q.used = *q.stripe.count(q.group)
 		}
 	}
+	for _, k := range m.single {
+		q, l := &p[k], &m.limits[k]
+		if !q.claimed {
+			continue
+		}
+		q.bucket = &l.table.bucket
+		q.bucket.mu.Lock()
+		if !q.bucket.current(wall+line.lanes[l.lane].shift, l.length, punctual) {
+			return false
+		}
+		q.end, q.used = q.bucket.end, q.bucket.count
+	}
 	return true
 }
 
-// unlock lets go of all that lock holds, first of what most callers wait for.
+// unlock lets go of all that lock holds.
 func (m *memoryCounters) unlock(p []probe) {
-	for i := len(m.order) - 1; i >= 0; i-- {
-		q := &p[m.order[i]]
+	m.unlockBuckets(p)
+	for i := len(m.keyed) - 1; i >= 0; i-- {
+		q := &p[m.keyed[i]]
 		if q.stripe != nil {
 			q.stripe.mu.Unlock()
 			q.stripe = nil
@@ -158,6 +185,16 @@ func (m *memoryCounters) unlock(p []probe) {
 		if q.shard != nil {
 			q.shard.mu.Unlock()
 			q.shard = nil
+		}
+	}
+}
+
+// unlockBuckets lets go of what every request waits for.
+func (m *memoryCounters) unlockBuckets(p []probe) {
+	for i := len(m.single) - 1; i >= 0; i-- {
+		if q := &p[m.single[i]]; q.bucket != nil {
+			q.bucket.mu.Unlock()
+			q.bucket = nil
 		}
 	}
 }
@@ -184,47 +221,55 @@ func (m *memoryCounters) charges(p []probe, claims []Claim, i, refusedBy int) bo
 	return p[t.first].allowed && (refusedBy < 0 || i < refusedBy && t.charge == ChargeChecked)
 }
 
-// charge counts the hit wherever it is to be counted. It returns false, and has counted nothing, if the last room for
-// a counter went to somebody else meanwhile.
+// charge counts the hit wherever it is to be counted, and lets go of the buckets as soon as it can. It returns false,
+// and has counted nothing, if the last room for a counter went to somebody else meanwhile.
 func (m *memoryCounters) charge(p []probe, claims []Claim, refusedBy int) bool {
-	if !m.reserve(p, claims, refusedBy) {
+	for i := range claims {
+		t := &m.tiers[claims[i].Tier]
+		due := m.charges(p, claims, i, refusedBy)
+		for k := t.first; k < t.last; k++ {
+			p[k].due = due
+		}
+	}
+	if !m.reserve(p) {
 		return false
 	}
-	for i := range claims {
-		if !m.charges(p, claims, i, refusedBy) {
+	for _, k := range m.single {
+		if q := &p[k]; q.due {
+			q.used++
+			q.bucket.count = q.used
+		}
+	}
+	m.unlockBuckets(p)
+	for _, k := range m.keyed {
+		q := &p[k]
+		if !q.due {
 			continue
 		}
-		t := &m.tiers[claims[i].Tier]
-		for k := t.first; k < t.last; k++ {
-			q := &p[k]
-			q.used++
-			if q.stripe != nil {
-				*q.stripe.count(q.group) = q.used
-				m.stack.overflowed.Add(1)
-				continue
-			}
-			if q.cell == nil {
-				q.cell = q.shard.insert(q.hash)
-			}
-			q.cell.count = q.used
+		q.used++
+		if q.stripe != nil {
+			*q.stripe.count(q.group) = q.used
+			m.stack.overflowed.Add(1)
+			continue
 		}
+		if q.cell == nil {
+			q.cell = q.shard.insert(q.hash)
+		}
+		q.cell.count = q.used
 	}
 	return true
 }
 
 // reserve makes room for the counters that a charge will add, or for none.
-func (m *memoryCounters) reserve(p []probe, claims []Claim, refusedBy int) bool {
-	for i := range claims {
-		t := &m.tiers[claims[i].Tier]
-		for k := t.first; k < t.last; k++ {
-			q := &p[k]
-			if q.cell != nil || q.stripe != nil || !m.charges(p, claims, i, refusedBy) {
-				continue
-			}
-			if q.paid = m.limits[k].table.reserve(q.end, m.limits[k].most); !q.paid {
-				m.cancel(p)
-				return false
-			}
+func (m *memoryCounters) reserve(p []probe) bool {
+	for _, k := range m.keyed {
+		q := &p[k]
+		if !q.due || q.cell != nil || q.stripe != nil {
+			continue
+		}
+		if q.paid = m.limits[k].table.reserve(q.end, m.limits[k].most); !q.paid {
+			m.cancel(p)
+			return false
 		}
 	}
 	return true
@@ -251,7 +296,7 @@ func (m *memoryCounters) report(p []probe, claims []Claim, into []State, refused
 			left := p[k].end - wall - line.lanes[l.lane].shift
 			into[n] = State{
 				Used:     int64(p[k].used),
-				Left:     time.Duration(min(left, l.table.length)) * time.Millisecond,
+				Left:     time.Duration(min(left, l.length)) * time.Millisecond,
 				Exceeded: asked && int64(p[k].used) >= l.count,
 			}
 			n++

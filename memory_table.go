@@ -16,6 +16,7 @@ type table struct {
 	length int64 // of the window, in milliseconds
 	lane   int   // of the stack's clock
 	rank   int   // locks of several tables are taken in the order of their ranks
+	single bool
 	mask   uint64
 	shards []shard
 
@@ -26,6 +27,17 @@ type table struct {
 	mu   sync.Mutex   // held to turn live
 	end  atomic.Int64 // of the window that live belongs to
 	live atomic.Int64 // how many counters the window has
+
+	bucket bucket // instead of the shards, where all identities count as one
+}
+
+// bucket is the one counter of a limit that is the same for everybody.
+type bucket struct {
+	_     [64]byte // keeps those who change it out of the cache lines of those who do not
+	mu    sync.Mutex
+	count uint32
+	end   int64 // of the window that is counted
+	_     [64]byte
 }
 
 // shard is an open-addressing hash table of counters, found by multiplying the fingerprint with the number of cells.
@@ -50,18 +62,19 @@ type cell struct {
 const firstCells = 8
 
 func newTable(length int64, lane, rank int, single bool) *table {
-	t := &table{length: length, lane: lane, rank: rank}
-	shards := 1
-	if !single {
-		shards = min(max(64, 1<<bits.Len(uint(16*runtime.GOMAXPROCS(0)-1))), 1024)
+	t := &table{length: length, lane: lane, rank: rank, single: single}
+	t.bucket.end = distant
+	t.end.Store(distant)
+	if single {
+		return t
 	}
+	shards := min(max(64, 1<<bits.Len(uint(16*runtime.GOMAXPROCS(0)-1))), 1024)
 	t.mask = uint64(shards - 1)
 	t.shards = make([]shard, shards)
 	for i := range t.shards {
 		t.shards[i].gen = 1
 		t.shards[i].end = distant
 	}
-	t.end.Store(distant)
 	return t
 }
 
@@ -103,6 +116,9 @@ func (t *table) cancel(end int64) {
 
 // tracked is how many counters there are at a time of the table's lane.
 func (t *table) tracked(now int64) int64 {
+	if t.single {
+		return t.bucket.tracked(now)
+	}
 	if t.end.Load() <= now {
 		return 0
 	}
@@ -122,6 +138,34 @@ func (t *table) groups() *overflow {
 		return o
 	}
 	return t.overflow.Load()
+}
+
+// tracked is 1 if the bucket holds anything at a time of the table's lane.
+func (b *bucket) tracked(now int64) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.end <= now || b.count == 0 {
+		return 0
+	}
+	return 1
+}
+
+// current makes the bucket that of the window that holds now. If it is to be punctual, it returns false where it is
+// that of a later one.
+func (b *bucket) current(now, length int64, punctual bool) bool {
+	if now >= b.end {
+		b.end, b.count = windowEnd(now, length), 0
+	}
+	return !punctual || b.end-now <= length
+}
+
+// current makes the shard that of the window that holds now. If it is to be punctual, it returns false where it is that
+// of a later one.
+func (s *shard) current(now, length int64, punctual bool) bool {
+	if now >= s.end {
+		s.turn(now, length)
+	}
+	return !punctual || s.end-now <= length
 }
 
 // turn empties the shard for the window that holds now. Cells that the last window hardly used are given up.

@@ -312,7 +312,8 @@ func TestMemoryRoomIsLost(t *testing.T) {
 	p := make([]probe, len(m.limits))
 	_, err := m.claim(p, claims)
 	require.NoError(t, err)
-	m.hold(p, monday.UnixMilli())
+	wall, line := m.stack.clock.read(monday.UnixMilli())
+	require.True(t, m.lock(p, line, wall, true))
 	require.Equal(t, -1, m.judge(p, claims))
 	users := m.limits[1].table
 	require.True(t, users.reserve(p[1].end, 1))
@@ -329,11 +330,24 @@ func TestMemoryRoomIsLost(t *testing.T) {
 
 // A caller whose clock is behind a window that has begun counts in that one, and is told of no time longer than it.
 func TestMemoryIsLate(t *testing.T) {
-	m := openMemory(t, 0, "", forAll("global", 5))
-	hit(t, m, monday, "", 0)
-	m.limits[0].table.shards[0].end += time.Hour.Milliseconds()
-	_, state := hit(t, m, monday, "", 0)
-	assert.Equal(t, State{Used: 2, Left: time.Minute}, state)
+	for name, ahead := range map[string]func(*table){
+		"one for all": func(t *table) { t.bucket.end += time.Hour.Milliseconds() },
+		"one for each": func(t *table) {
+			for i := range t.shards {
+				t.shards[i].end += time.Hour.Milliseconds()
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := openMemory(t, 0, "", map[string]TierSpec{
+				"one for all": forAll("global", 5), "one for each": perMinute("ip", 5),
+			}[name])
+			hit(t, m, monday, "", 0)
+			ahead(m.limits[0].table)
+			_, state := hit(t, m, monday, "", 0)
+			assert.Equal(t, State{Used: 2, Left: time.Minute}, state)
+		})
+	}
 }
 
 func TestS1ManyClients(t *testing.T) {
