@@ -239,10 +239,10 @@ func (rec *record) readRefusal(t *tier, states []State) {
 
 // readServed takes a limit as the binding one if it leaves a smaller share than those before it.
 func (rec *record) readServed(t *tier, states []State) {
+	v := &rec.verdict
 	for j := range states {
-		v := verdict{tier: t, limit: int32(j), used: states[j].Used, left: states[j].Left, now: rec.verdict.now}
-		if v.tighter(&rec.verdict) {
-			rec.verdict = v
+		if count := t.spec.Limits[j].Count; v.tier == nil || v.looser(max(0, count-states[j].Used), count) {
+			v.tier, v.limit, v.used, v.left = t, int32(j), states[j].Used, states[j].Left
 		}
 	}
 }

@@ -100,7 +100,9 @@ func (rec *record) resolve() {
 		rec.resolved = true
 		c := rec.h.topology.client(rec.r)
 		rec.addr, rec.fallback = c.addr, c.fallback
-		rec.h.noteClient(rec.r, c)
+		if c.fallback != fallbackNone || c.longer || rec.h.topology.hops == 0 {
+			rec.h.noteClient(rec.r, c)
+		}
 	}
 }
 
@@ -191,7 +193,12 @@ func (v *verdict) reset() int64 {
 
 // tighter tells whether v leaves a smaller share of its limit than other does.
 func (v *verdict) tighter(other *verdict) bool {
-	return other.tier == nil || v.remaining()*other.count() < other.remaining()*v.count()
+	return other.tier == nil || other.looser(v.remaining(), v.count())
+}
+
+// looser tells whether v leaves a larger share of its limit than one that leaves so many of a count does.
+func (v *verdict) looser(remaining, count int64) bool {
+	return remaining*v.count() < v.remaining()*count
 }
 
 // ceilSeconds is a duration in whole seconds, rounded up.
