@@ -237,7 +237,7 @@ func (m *memoryCounters) charge(p []probe, claims []Claim, refusedBy int) bool {
 	for _, k := range m.single {
 		if q := &p[k]; q.due {
 			q.used++
-			q.bucket.count = q.used
+			q.bucket.count, q.bucket.held = q.used, true
 		}
 	}
 	m.unlockBuckets(p)

@@ -36,6 +36,7 @@ type bucket struct {
 	_     [64]byte // keeps those who change it out of the cache lines of those who do not
 	mu    sync.Mutex
 	count uint32
+	held  bool  // it has counted something in the window, though that may have been reset
 	end   int64 // of the window that is counted
 	_     [64]byte
 }
@@ -140,11 +141,11 @@ func (t *table) groups() *overflow {
 	return t.overflow.Load()
 }
 
-// tracked is 1 if the bucket holds anything at a time of the table's lane.
+// tracked is 1 if the bucket has counted anything in the window at a time of the table's lane.
 func (b *bucket) tracked(now int64) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.end <= now || b.count == 0 {
+	if b.end <= now || !b.held {
 		return 0
 	}
 	return 1
@@ -154,7 +155,7 @@ func (b *bucket) tracked(now int64) int64 {
 // that of a later one.
 func (b *bucket) current(now, length int64, punctual bool) bool {
 	if now >= b.end {
-		b.end, b.count = windowEnd(now, length), 0
+		b.end, b.count, b.held = windowEnd(now, length), 0, false
 	}
 	return !punctual || b.end-now <= length
 }
