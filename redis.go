@@ -211,7 +211,11 @@ func (r *Redis) Open(spec StackSpec) (Counters, error) {
 		return nil, errors.New("redis: the stack needs a name, as in \"tiered_limit api { ... }\": " +
 			"it says on every instance that these are the same counters")
 	}
-	return openRedisCounters(r, spec)
+	c, err := openRedisCounters(r, spec)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // Interface guards

@@ -268,6 +268,21 @@ func TestRedisNeedsANamedStack(t *testing.T) {
 	assert.ErrorContains(t, err, "the stack needs a name")
 }
 
+// TestRedisOpensNothingWithAnError tells whether what comes with an error is nil, and not a handle that looks like one.
+func TestRedisOpensNothingWithAnError(t *testing.T) {
+	store, err := provisionRedis(t, &Redis{OnError: "local"})
+	require.NoError(t, err)
+	for name, spec := range map[string]StackSpec{
+		"no name":                   {Name: ".0123", Tiers: []TierSpec{plainTier("ip", 1, day)}},
+		"refused by local counters": stackOf(TierSpec{Name: "ip"}),
+		"a tier that occurs twice":  stackOf(plainTier("ip", 1, day), plainTier("ip", 1, day)),
+	} {
+		counters, err := store.Open(spec)
+		require.Error(t, err, name)
+		assert.True(t, counters == nil, "%s: got %T, want nil", name, counters)
+	}
+}
+
 // TestRedisSharesConnections tells which settings share a connection: all that the connection depends on are equal.
 func TestRedisSharesConnections(t *testing.T) {
 	certFile, keyFile, _ := certificate(t)
