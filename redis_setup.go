@@ -105,8 +105,10 @@ func (a *redisAddress) merge(b redisAddress) error {
 func (s *redisSetup) fill(r *Redis, login redisAddress, networks map[string]string) {
 	o := &s.option
 	o.Username, o.Password, o.SelectDB = login.username, login.password, login.db
-	if o.Password != "" {
-		s.secrets = append(s.secrets, o.Password)
+	for _, secret := range []string{o.Password, r.SentinelPassword} {
+		if secret != "" {
+			s.secrets = append(s.secrets, secret)
+		}
 	}
 	o.Dialer = net.Dialer{Timeout: redisDialTimeout, KeepAlive: redisIdlePing}
 	o.ConnWriteTimeout = redisDeadAfter
@@ -123,7 +125,8 @@ func (s *redisSetup) fill(r *Redis, login redisAddress, networks map[string]stri
 		o.ForceSingleClient = true
 	case redisSentinel:
 		o.Sentinel = rueidis.SentinelOption{
-			MasterSet: r.MasterName, Dialer: o.Dialer, TLSConfig: o.TLSConfig, TopologyRefreshInterval: 2 * time.Second,
+			MasterSet: r.MasterName, Username: r.SentinelUsername, Password: r.SentinelPassword,
+			Dialer: o.Dialer, TLSConfig: o.TLSConfig, TopologyRefreshInterval: 2 * time.Second,
 		}
 	case redisCluster:
 		o.ShuffleInit = true
@@ -152,6 +155,7 @@ func (s *redisSetup) sum(login redisAddress, settings *RedisTLS, material []byte
 	o := &s.option
 	fmt.Fprintf(h, "%q %q %q %q %q %d %v", s.mode, o.InitAddress, o.Sentinel.MasterSet, login.username, login.password,
 		login.db, s.timeout)
+	fmt.Fprintf(h, " sentinel %q %q", o.Sentinel.Username, o.Sentinel.Password)
 	if o.TLSConfig != nil {
 		fmt.Fprintf(h, " tls %t %q %q", o.TLSConfig.InsecureSkipVerify, o.TLSConfig.ServerName, material)
 	}
