@@ -12,7 +12,8 @@ import (
 // for, lengths that no reply has, or anything that is not RESP 3 (https://redis.io/docs/latest/develop/reference/protocol-spec).
 //
 // The client trusts what it reads: it would allocate whatever length it is told, and end the process over a reply too
-// many. Whatever listens at the address, or sits in between, must not be able to do that.
+// many. Whatever listens at the address, or sits in between, must not be able to do that. Sentinels are trusted more:
+// from the first subscription on they may send messages unasked, and only their lengths are looked at.
 type redisGuard struct {
 	net.Conn
 	in, out    redisScan

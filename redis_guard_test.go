@@ -58,7 +58,7 @@ func redisNonsense() map[string]string {
 func TestRedisNonsenseIsAFailure(t *testing.T) {
 	for name, reply := range redisNonsense() {
 		t.Run(name, func(t *testing.T) {
-			fake := redistest.StartFake(t, func(w io.WriteCloser, _ []string) { _, _ = io.WriteString(w, reply) })
+			fake := redistest.StartFake(t, nil, func(w io.WriteCloser, _ []string) { _, _ = io.WriteString(w, reply) })
 			c, log := observed(t, stackOf(plainTier("ip", 3, day)), faulty(fake.Addr()))
 			var wait sync.WaitGroup
 			for range 4 {
@@ -77,11 +77,48 @@ func TestRedisNonsenseIsAFailure(t *testing.T) {
 	}
 }
 
+// TestRedisNonsenseAtConnecting answers what is asked while connecting by what no server would.
+func TestRedisNonsenseAtConnecting(t *testing.T) {
+	nonsense := redisNonsense()
+	for name, reply := range map[string]string{
+		"a list of numbers": "*2\r\n:1\r\n:2\r\n", "empty lists": "*2\r\n*0\r\n*0\r\n", "an empty map": "%0\r\n", "a number": ":1\r\n",
+		"null": "_\r\n", "an old null": "*-1\r\n", "a map of nulls": "*1\r\n%2\r\n+slots\r\n_\r\n+nodes\r\n_\r\n",
+		"slots that are none": "*1\r\n%2\r\n+slots\r\n*1\r\n:7\r\n+nodes\r\n*1\r\n%0\r\n", "a text": "+OK\r\n",
+		"slots out of range": "*1\r\n*3\r\n:-5\r\n:99999\r\n*2\r\n+127.0.0.1\r\n:1\r\n", "short slots": "*1\r\n*1\r\n:0\r\n",
+	} {
+		nonsense[name] = reply
+	}
+	unasked := map[string]bool{"a push": true, "an empty push": true, "two replies": true, "many replies": true}
+	for _, mode := range []string{"single", "sentinel", "cluster"} {
+		for _, command := range []string{"HELLO", "CLUSTER", "SENTINEL", "PSUBSCRIBE", "ROLE"} {
+			for name, reply := range nonsense {
+				if mode == "single" && command != "HELLO" || len(reply) > 1<<20 {
+					continue
+				}
+				if mode == "sentinel" && unasked[name] {
+					continue // a sentinel's subscribers are told what they did not ask
+				}
+				t.Run(mode+" "+command+" "+name, func(t *testing.T) {
+					fake := redistest.StartFake(t, map[string]string{command: reply}, func(w io.WriteCloser, _ []string) { w.Close() })
+					settings := and(faulty(fake.Addr()), "mode", mode)
+					if mode == "sentinel" {
+						settings = and(settings, "master_name", "m")
+					}
+					c, _ := observed(t, stackOf(plainTier("ip", 3, day)), and(settings, "timeout", "20ms"))
+					_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]State, 1))
+					var away *UnavailableError
+					assert.ErrorAs(t, err, &away)
+				})
+			}
+		}
+	}
+}
+
 // TestRedisClosesInMidAnswer cuts an answer short at every byte.
 func TestRedisClosesInMidAnswer(t *testing.T) {
 	whole := redisAnswer(1_700_000_000_000, 1)
 	for length := range len(whole) {
-		fake := redistest.StartFake(t, func(w io.WriteCloser, _ []string) {
+		fake := redistest.StartFake(t, nil, func(w io.WriteCloser, _ []string) {
 			_, _ = io.WriteString(w, whole[:length])
 			w.Close()
 		})
@@ -141,7 +178,7 @@ func TestRedisAnswersThatCannotBe(t *testing.T) {
 		"no numbers":                   {numbers{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fake := redistest.StartFake(t, func(w io.WriteCloser, command []string) {
+			fake := redistest.StartFake(t, nil, func(w io.WriteCloser, command []string) {
 				_, _ = io.WriteString(w, redisAnswer(test.answer...))
 			})
 			c, _ := observed(t, spec, faulty(fake.Addr()))

@@ -192,6 +192,61 @@ func TestRedisR4ReloadUnderLoad(t *testing.T) {
 	wantRefused(t, e.send(request{}), "global")
 }
 
+// R4 on Redis: a stack moves to memory and back while requests run. Requests to a server that is gone may find its store
+// closed; none of them is answered by an error of this module's, and none is served beyond the limit.
+func TestRedisR4BackendChangesUnderLoad(t *testing.T) {
+	const limit = 200
+	server := redistest.Start(t)
+	onRedis := redisSite(server, "localhost", "swap", fmt.Sprintf("tier ip 100000/7d;tier global %d/7d", limit))
+	lines := strings.Split(onRedis, "\n")
+	inMemory := strings.Join(append(lines[:5:5], lines[9:]...), "\n")
+	e := newEdge(t, onRedis)
+	var current atomic.Pointer[caddyhttp.Server]
+	current.Store(e.server(":8080"))
+	var stop atomic.Bool
+	var wait sync.WaitGroup
+	check := func(w *httptest.ResponseRecorder) {
+		switch w.Code {
+		case http.StatusOK, http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		default:
+			t.Errorf("status %d: %s", w.Code, w.Body)
+		}
+	}
+	for i := range 8 {
+		wait.Go(func() {
+			for !stop.Load() {
+				check(sendTo(current.Load(), fmt.Sprint("198.51.100.", i)))
+			}
+		})
+	}
+	for i := range 40 {
+		old := current.Load()
+		e.reload([]string{inMemory, onRedis}[i%2])
+		check(sendTo(old, "198.51.100.9"))
+		current.Store(e.server(":8080"))
+	}
+	stop.Store(true)
+	wait.Wait()
+	for range limit + 1 {
+		check(e.send(request{}))
+	}
+	wantRefused(t, e.send(request{}), "global")
+	assert.Equal(t, []int64{limit}, e.used("swap", "global", request{}))
+}
+
+// Handlers of one stack with other settings of the store are refused, since they would not share their counters.
+func TestRedisOneStackHasOneStore(t *testing.T) {
+	server := redistest.New(t)
+	one := redisSite(server, "one.test", "same", "tier ip 3/7d")
+	other := redisSite(server, "two.test", "same", "tier ip 3/7d")
+	_, err := tryLoad(t, one+other)
+	require.NoError(t, err)
+	for _, line := range []string{"timeout 9s", "timeout 10s\n on_error local", "timeout 10s\n key_prefix x", "timeout 10s\n db 1"} {
+		_, err := tryLoad(t, one+strings.Replace(other, "timeout 10s", line, 1))
+		assert.ErrorContains(t, err, "with a different store", line)
+	}
+}
+
 // T7 on Redis: 64 requests at a time, from several clients, are served exactly as often as the limits say, and what is
 // refused costs nobody anything.
 func TestRedisT7ExactUnderConcurrency(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 // Fake is a server that answers scripts as a test wants it to, and so in ways in which no real server would. It speaks
 // RESP 3.
 type Fake struct {
+	says     map[string]string
 	listener net.Listener
 	answer   func(w io.WriteCloser, command []string)
 	wait     sync.WaitGroup
@@ -20,13 +21,14 @@ type Fake struct {
 }
 
 // StartFake starts a fake server, for the length of the test. It calls answer for each script that it is to run.
-func StartFake(t testing.TB, answer func(w io.WriteCloser, command []string)) *Fake {
+// Other commands are answered by what says has for them, by their first word in upper case, or else as usual.
+func StartFake(t testing.TB, says map[string]string, answer func(w io.WriteCloser, command []string)) *Fake {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &Fake{listener: listener, answer: answer, conns: make(map[net.Conn]bool)}
+	f := &Fake{says: says, listener: listener, answer: answer, conns: make(map[net.Conn]bool)}
 	f.wait.Go(f.accept)
 	t.Cleanup(func() {
 		listener.Close()
@@ -78,12 +80,16 @@ func (f *Fake) serve(conn net.Conn) {
 		if len(command) == 0 {
 			return
 		}
-		switch strings.ToUpper(command[0]) {
-		case "EVAL", "EVALSHA":
+		name := strings.ToUpper(command[0])
+		said, known := f.says[name]
+		switch {
+		case known:
+			_, err = io.WriteString(conn, said)
+		case name == "EVAL" || name == "EVALSHA":
 			f.answer(conn, command)
-		case "HELLO":
+		case name == "HELLO":
 			_, err = io.WriteString(conn, "%2\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n:3\r\n")
-		case "PING":
+		case name == "PING":
 			_, err = io.WriteString(conn, "+PONG\r\n")
 		default:
 			_, err = io.WriteString(conn, "+OK\r\n")
