@@ -278,6 +278,10 @@ func quick(t *testing.T, c *redisCounters) {
 // healed, with the number of decisions made without. On a slow machine a server that is only slow may open it again.
 func told(t *testing.T, log *observer.ObservedLogs) {
 	t.Helper()
+	// A request may be let through a moment before the notice is written.
+	redistest.Await(func() bool {
+		return log.FilterLevelExact(zapcore.InfoLevel).Len() >= log.FilterLevelExact(zapcore.WarnLevel).Len()
+	})
 	var warnings, notices int
 	for _, entry := range log.All() {
 		switch entry.Level {

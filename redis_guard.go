@@ -9,7 +9,8 @@ import (
 )
 
 // redisGuard is a connection that ends when the other side sends what no server would: more replies than it was asked
-// for, lengths that no reply has, or anything that is not RESP 3 (https://redis.io/docs/latest/develop/reference/protocol-spec).
+// for, lengths that no reply has, or anything that is not RESP, version 2 or 3 (the specification of the protocol is at
+// https://redis.io/docs/latest/develop/reference/protocol-spec).
 //
 // The client trusts what it reads: it would allocate whatever length it is told, and end the process over a reply too
 // many. Whatever listens at the address, or sits in between, must not be able to do that. Sentinels are trusted more:
