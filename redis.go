@@ -33,6 +33,14 @@ type Redis struct {
 	// MasterName is the name under which the sentinels know the master. Required in mode sentinel.
 	MasterName string `json:"master_name,omitempty"`
 
+	// SentinelUsername is the user to log in to the sentinels as. Placeholders are resolved at load. Only for mode
+	// sentinel. Default: the sentinels' default user.
+	SentinelUsername string `json:"sentinel_username,omitempty"`
+
+	// SentinelPassword is the password of the sentinels, which need not be that of the servers. Placeholders are resolved
+	// at load. Only for mode sentinel. Default: none.
+	SentinelPassword string `json:"sentinel_password,omitempty"`
+
 	// Username is the user to log in as. Placeholders are resolved at load. Default: the server's default user.
 	Username string `json:"username,omitempty"`
 
@@ -136,6 +144,8 @@ func (r *Redis) resolve(repl *caddy.Replacer) error {
 		value *string
 	}{
 		{"master_name", &r.MasterName},
+		{"sentinel_username", &r.SentinelUsername},
+		{"sentinel_password", &r.SentinelPassword},
 		{"username", &r.Username},
 		{"password", &r.Password},
 		{"key_secret", &r.KeySecret},
@@ -159,25 +169,8 @@ func (r *Redis) resolve(repl *caddy.Replacer) error {
 
 // Validate refuses settings that cannot work.
 func (r *Redis) Validate() error {
-	switch r.Mode {
-	case redisSingle:
-		if len(r.Address) > 1 {
-			return fmt.Errorf("address: mode single takes one address, not %d; several are for mode sentinel or cluster",
-				len(r.Address))
-		}
-	case redisSentinel:
-		if r.MasterName == "" {
-			return errors.New("master_name: mode sentinel needs the name under which the sentinels know the master")
-		}
-	case redisCluster:
-		if r.DB != 0 {
-			return fmt.Errorf("db: a cluster has only database 0, not %d", r.DB)
-		}
-	default:
-		return fmt.Errorf("mode: unknown mode %q; want single, sentinel or cluster", r.Mode)
-	}
-	if r.MasterName != "" && r.Mode != redisSentinel {
-		return fmt.Errorf("master_name: only for mode sentinel, not %s", r.Mode)
+	if err := r.checkMode(); err != nil {
+		return err
 	}
 	if r.DB < 0 || r.DB > redisLastDB {
 		return fmt.Errorf("db: %d is out of range; want 0 to %d", r.DB, redisLastDB)
@@ -191,6 +184,41 @@ func (r *Redis) Validate() error {
 		return fmt.Errorf("on_error: unknown answer %q; want deny, allow or local", r.OnError)
 	}
 	return checkRedisPrefix(r.KeyPrefix)
+}
+
+// checkMode refuses what does not go with the mode.
+func (r *Redis) checkMode() error {
+	switch r.Mode {
+	case redisSingle:
+		if len(r.Address) > 1 {
+			return fmt.Errorf("address: mode single takes one address, not %d; several are for mode sentinel or cluster",
+				len(r.Address))
+		}
+	case redisSentinel:
+		if r.MasterName == "" {
+			return errors.New("master_name: mode sentinel needs the name under which the sentinels know the master")
+		}
+		if r.SentinelUsername != "" && r.SentinelPassword == "" {
+			return errors.New("sentinel_username: a user needs a password; want sentinel_password too")
+		}
+		return nil
+	case redisCluster:
+		if r.DB != 0 {
+			return fmt.Errorf("db: a cluster has only database 0, not %d", r.DB)
+		}
+	default:
+		return fmt.Errorf("mode: unknown mode %q; want single, sentinel or cluster", r.Mode)
+	}
+	for _, field := range []struct{ name, value string }{
+		{"master_name", r.MasterName},
+		{"sentinel_username", r.SentinelUsername},
+		{"sentinel_password", r.SentinelPassword},
+	} {
+		if field.value != "" {
+			return fmt.Errorf("%s: only for mode sentinel, not %s", field.name, r.Mode)
+		}
+	}
+	return nil
 }
 
 // checkRedisPrefix refuses prefixes that would take the stack's part as the hash tag of the key, or hide in a listing.
@@ -211,7 +239,11 @@ func (r *Redis) Open(spec StackSpec) (Counters, error) {
 		return nil, errors.New("redis: the stack needs a name, as in \"tiered_limit api { ... }\": " +
 			"it says on every instance that these are the same counters")
 	}
-	return openRedisCounters(r, spec)
+	c, err := openRedisCounters(r, spec)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // Interface guards

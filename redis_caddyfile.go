@@ -11,22 +11,24 @@ import (
 // UnmarshalCaddyfile reads the block of a store line:
 //
 //	store redis {
-//		address     <host:port>...
-//		mode        single|sentinel|cluster
-//		master_name <name>
-//		username    <user>
-//		password    <password>
-//		db          <n>
+//		address           <host:port>...
+//		mode              single|sentinel|cluster
+//		master_name       <name>
+//		sentinel_username <user>
+//		sentinel_password <password>
+//		username          <user>
+//		password          <password>
+//		db                <n>
 //		tls {
 //			ca                   <file>
 //			cert                 <file> <key>
 //			server_name          <name>
 //			insecure_skip_verify
 //		}
-//		key_prefix  <prefix>
-//		key_secret  <secret>
-//		timeout     <duration>
-//		on_error    deny|allow|local
+//		key_prefix        <prefix>
+//		key_secret        <secret>
+//		timeout           <duration>
+//		on_error          deny|allow|local
 //	}
 func (r *Redis) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // the name of the store
@@ -62,12 +64,13 @@ func (r *Redis) unmarshalOption(d *caddyfile.Dispenser, option string) error {
 	}
 	text := map[string]*string{
 		"mode": &r.Mode, "master_name": &r.MasterName, "username": &r.Username, "password": &r.Password,
+		"sentinel_username": &r.SentinelUsername, "sentinel_password": &r.SentinelPassword,
 		"key_prefix": &r.KeyPrefix, "key_secret": &r.KeySecret, "on_error": &r.OnError,
 	}
 	into, known := text[option]
 	if !known && option != "db" && option != "timeout" {
-		return d.Errf("redis: unknown setting %q; want address, mode, master_name, username, password, db, tls, "+
-			"key_prefix, key_secret, timeout or on_error", option)
+		return d.Errf("redis: unknown setting %q; want address, mode, master_name, sentinel_username, "+
+			"sentinel_password, username, password, db, tls, key_prefix, key_secret, timeout or on_error", option)
 	}
 	value, err := redisArgument(d, option)
 	if err != nil {

@@ -212,6 +212,9 @@ func (c *redisCounters) decide(mode string, claims []Claim, into []State) (Decis
 	if err != nil {
 		return Decision{RefusedBy: -1}, err
 	}
+	if err := reply.check(c.tiers, claims); err != nil {
+		return Decision{RefusedBy: -1}, err
+	}
 	now := reply.now()
 	c.stack.heard(reply.generation())
 	c.stack.ahead.Store(now - c.clock().Milliseconds())

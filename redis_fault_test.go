@@ -278,6 +278,10 @@ func quick(t *testing.T, c *redisCounters) {
 // healed, with the number of decisions made without. On a slow machine a server that is only slow may open it again.
 func told(t *testing.T, log *observer.ObservedLogs) {
 	t.Helper()
+	// A request may be let through a moment before the notice is written.
+	redistest.Await(func() bool {
+		return log.FilterLevelExact(zapcore.InfoLevel).Len() >= log.FilterLevelExact(zapcore.WarnLevel).Len()
+	})
 	var warnings, notices int
 	for _, entry := range log.All() {
 		switch entry.Level {
@@ -327,6 +331,35 @@ func TestRedisConnectTellsThatTheServerIsAway(t *testing.T) {
 	by, _ := take(t, c, "a", "all")
 	assert.Equal(t, -1, by)
 	assert.Equal(t, 2, log.Len(), "and that it is back, without having lost a request")
+}
+
+// TestRedisSlowServerKeepsTheBreakerOpen tells whether a server that answers, but later than a decision waits, is left
+// alone until it is quick again.
+func TestRedisSlowServerKeepsTheBreakerOpen(t *testing.T) {
+	server := primed(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	c, log := observed(t, stormSpec(), faulty(proxy.Addr()))
+	connect(t, c)
+	take(t, c, "a", "all")
+	proxy.Delay(2 * c.link.setup.timeout)
+	into := make([]State, 2)
+	for i := range redisMostFailures {
+		_, err := c.Take(context.Background(), time.Now(), claimsOf(fmt.Sprint(i), "all"), into)
+		var away *UnavailableError
+		require.ErrorAs(t, err, &away)
+		require.Equal(t, "timeout", away.Kind)
+	}
+	require.False(t, c.stack.breaker.allows())
+	before := asked(t, server)
+	server.Await(func() bool { return asked(t, server) >= before+6 })
+	assert.False(t, c.stack.breaker.allows(), "after several probes that were answered too late")
+	assert.Equal(t, 1, log.Len(), "it has opened once, and not healed: %v", log.All())
+	quick(t, c)
+	proxy.Delay(0)
+	require.True(t, redistest.Await(c.stack.breaker.allows))
+	by, _ := take(t, c, "b", "all")
+	assert.Equal(t, -1, by)
+	told(t, log)
 }
 
 func TestRedisLoading(t *testing.T) {

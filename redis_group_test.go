@@ -86,7 +86,7 @@ func TestRedisClusterNodeLost(t *testing.T) {
 }
 
 func TestRedisSentinelFailover(t *testing.T) {
-	group := redistest.StartSentinel(t)
+	group := redistest.StartSentinel(t, redistest.Conn{})
 	settings := map[string]any{
 		"address": redistest.Addrs(group.Sentinels), "mode": "sentinel", "master_name": redistest.MasterName,
 		"timeout": "300ms",
@@ -118,6 +118,44 @@ func TestRedisSentinelFailover(t *testing.T) {
 	by, states := take(t, replica(t, stormSpec(), settings), "spent", "all")
 	t.Logf("of a client that had spent %d, the new master knows %d", stormLimit, states[0].Used)
 	assert.Equal(t, 0, by)
+}
+
+// TestRedisSentinelsWithAPassword has sentinels that want a log-in of their own, and a master that wants none.
+func TestRedisSentinelsWithAPassword(t *testing.T) {
+	const password = "sent1nel-pass"
+	group := redistest.StartSentinel(t, redistest.Conn{Password: password}, "requirepass "+password,
+		"sentinel sentinel-pass "+password, "user watcher on >w4tcher-pass allchannels +@all")
+	t.Setenv("TIEREDLIMIT_SENTINEL", password)
+	settings := map[string]any{
+		"address": redistest.Addrs(group.Sentinels), "mode": "sentinel", "master_name": redistest.MasterName, "timeout": "5s",
+	}
+	for name, test := range map[string]struct{ user, password, want string }{
+		"password":        {"", "{env.TIEREDLIMIT_SENTINEL}", ""},
+		"default user":    {"default", password, ""},
+		"user":            {"watcher", "w4tcher-pass", ""},
+		"none":            {"", "", "NOAUTH"},
+		"wrong password":  {"", "wr0ng-pass", "WRONGPASS"},
+		"unknown user":    {"nobody", password, "WRONGPASS"},
+		"another's":       {"watcher", password, "WRONGPASS"},
+		"user's, no user": {"", "w4tcher-pass", "WRONGPASS"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			login := and(and(settings, "sentinel_username", test.user), "sentinel_password", test.password)
+			c, log := observed(t, stackOf(plainTier("ip", 1<<20, day)), login)
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]State, 1))
+			if test.want == "" {
+				assert.NoError(t, err)
+				return
+			}
+			var away *UnavailableError
+			require.ErrorAs(t, err, &away)
+			require.Equal(t, 1, log.Len())
+			line := fmt.Sprint(log.All()[0].ContextMap())
+			assert.Contains(t, line, test.want)
+			assert.NotRegexp(t, "sent1nel|w4tcher|wr0ng", line+err.Error(), "a password is shown")
+		})
+	}
+	assert.Len(t, group.Master.Keys("*"), 1, "the master counts, without a log-in")
 }
 
 func TestRedisPlannedFailoverOfASingleAddress(t *testing.T) {

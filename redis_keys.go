@@ -16,7 +16,9 @@ import (
 // The stack in braces is the hash tag, so that one decision is one slot of a cluster. The fingerprint is the first half
 // of the SHA-256 of the identity in hexadecimal, or of its HMAC-SHA-256 (RFC 2104) if there is a secret.
 //
-// Beside the counters there is <prefix>:{<stack>}:reset, the stack's reset generation, for a minute after a reset.
+// Beside the counters there is <prefix>:{<stack>}:reset, the stack's reset generation, for a minute after a reset, and
+// <prefix>:{<stack>}:probe, the counter of the probes that find out whether the server is back, for two seconds after
+// one. No counter of a tier is called so: those have two more parts.
 type redisKeys struct {
 	prefix string
 	hashes *sync.Pool

@@ -3,6 +3,7 @@ package tieredlimit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -139,17 +140,37 @@ func (l *redisLink) run(ctx context.Context, s redisScript, keys []string, arg s
 func (l *redisLink) runApart(ctx context.Context, client rueidis.Client, s redisScript, keys []string, arg string) (
 	rueidis.RedisResult, error,
 ) {
-	answer := make(chan rueidis.RedisResult, 1)
+	type outcome struct {
+		result rueidis.RedisResult
+		err    error
+	}
+	answer := make(chan outcome, 1)
 	go func() {
-		answer <- s.run(ctx, client, keys, arg)
-		<-l.turns
+		defer func() { <-l.turns }()
+		var o outcome
+		if o.err = shielded(func() { o.result = s.run(ctx, client, keys, arg) }); o.err == nil {
+			o.err = o.result.Error()
+		}
+		answer <- o
 	}()
 	select {
-	case result := <-answer:
-		return result, result.Error()
+	case o := <-answer:
+		return o.result, o.err
 	case <-ctx.Done():
 		return rueidis.RedisResult{}, ctx.Err()
 	}
+}
+
+// shielded calls a function of the client's, which takes what sentinels and clusters say of themselves for well-formed,
+// and panics if it is not.
+func shielded(call func()) (err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("the server's answer cannot be understood: %v", cause)
+		}
+	}()
+	call()
+	return nil
 }
 
 // ready returns the client, and waits for it up to the deadline if there is none yet.
@@ -203,7 +224,11 @@ func (l *redisLink) dial() (*redisDialing, error) {
 
 // connect makes a new client, which connects at once.
 func (l *redisLink) connect() (rueidis.Client, error) {
-	client, err := rueidis.NewClient(l.setup.option)
+	var client rueidis.Client
+	var err error
+	if failure := shielded(func() { client, err = rueidis.NewClient(l.setup.option) }); failure != nil {
+		return nil, failure
+	}
 	if err != nil && client != nil {
 		client.Close()
 	}

@@ -106,6 +106,47 @@ func (r redisReply) number(n int) int64 {
 	return int64(math.Float64frombits(binary.BigEndian.Uint64(word[:])))
 }
 
+// redisMostNumber is where numbers of the script's end.
+const redisMostNumber = 1 << 53
+
+// within tells whether the nth number is one from least to most.
+func (r redisReply) within(n int, least, most float64) bool {
+	var word [8]byte
+	copy(word[:], r.text[8*n:])
+	f := math.Float64frombits(binary.BigEndian.Uint64(word[:]))
+	return f >= least && f <= most // NaN is not
+}
+
+// check refuses what the script cannot have said of claims: what is at the address need not be what it should be.
+func (r redisReply) check(tiers []redisTier, claims []Claim) error {
+	ok := r.within(0, 1, redisMostNumber)
+	if !r.short() {
+		ok = ok && r.within(1+r.limits, -1, float64(len(claims)-1)) && r.within(2+r.limits, 0, redisMostNumber)
+	}
+	n := 0
+	for i := range claims {
+		tier := &tiers[claims[i].Tier]
+		exceeded := false
+		for j := range tier.limits {
+			if r.short() {
+				ok = ok && r.within(1+n, 1, redisMostNumber)
+			} else {
+				ok = ok && r.within(1+n, -redisMostNumber, redisMostNumber)
+				ok = ok && r.within(3+r.limits+n, 1, float64(tier.limits[j].window.Milliseconds()))
+				exceeded = exceeded || r.within(1+n, -redisMostNumber, -1)
+			}
+			n++
+		}
+		if ok && r.refusedBy() == i {
+			ok = exceeded && !tier.dry
+		}
+	}
+	if !ok {
+		return fmt.Errorf("the script returned what cannot be for %d limits", r.limits)
+	}
+	return nil
+}
+
 // now is the time of the decision in milliseconds.
 func (r redisReply) now() int64 { return r.number(0) }
 

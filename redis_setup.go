@@ -105,12 +105,14 @@ func (a *redisAddress) merge(b redisAddress) error {
 func (s *redisSetup) fill(r *Redis, login redisAddress, networks map[string]string) {
 	o := &s.option
 	o.Username, o.Password, o.SelectDB = login.username, login.password, login.db
-	if o.Password != "" {
-		s.secrets = append(s.secrets, o.Password)
+	for _, secret := range []string{o.Password, r.SentinelPassword} {
+		if secret != "" {
+			s.secrets = append(s.secrets, secret)
+		}
 	}
 	o.Dialer = net.Dialer{Timeout: redisDialTimeout, KeepAlive: redisIdlePing}
 	o.ConnWriteTimeout = redisDeadAfter
-	o.DialCtxFn = redisDial(networks)
+	o.DialCtxFn = redisDial(s.mode, networks)
 	// A script that may have run must not run again.
 	o.DisableRetry = true
 	o.DisableCache = true
@@ -123,7 +125,8 @@ func (s *redisSetup) fill(r *Redis, login redisAddress, networks map[string]stri
 		o.ForceSingleClient = true
 	case redisSentinel:
 		o.Sentinel = rueidis.SentinelOption{
-			MasterSet: r.MasterName, Dialer: o.Dialer, TLSConfig: o.TLSConfig, TopologyRefreshInterval: 2 * time.Second,
+			MasterSet: r.MasterName, Username: r.SentinelUsername, Password: r.SentinelPassword,
+			Dialer: o.Dialer, TLSConfig: o.TLSConfig, TopologyRefreshInterval: 2 * time.Second,
 		}
 	case redisCluster:
 		o.ShuffleInit = true
@@ -131,18 +134,24 @@ func (s *redisSetup) fill(r *Redis, login redisAddress, networks map[string]stri
 	}
 }
 
-// redisDial connects, also to sockets, which the client does not know.
-func redisDial(networks map[string]string) func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error) {
+// redisDial connects, also to sockets, which the client does not know, and guards what comes from there.
+func redisDial(mode string, networks map[string]string) func(
+	context.Context, string, *net.Dialer, *tls.Config,
+) (net.Conn, error) {
 	return func(ctx context.Context, target string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
 		network := networks[target]
 		if network == "" {
 			network = "tcp" // a node that another one told of
 		}
-		if config == nil {
-			return dialer.DialContext(ctx, network, target)
+		dial := dialer.DialContext
+		if config != nil {
+			dial = (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext
 		}
-		encrypted := tls.Dialer{NetDialer: dialer, Config: config}
-		return encrypted.DialContext(ctx, network, target)
+		conn, err := dial(ctx, network, target)
+		if err != nil {
+			return nil, err
+		}
+		return &redisGuard{Conn: conn, subscribes: mode == redisSentinel}, nil
 	}
 }
 
@@ -152,6 +161,7 @@ func (s *redisSetup) sum(login redisAddress, settings *RedisTLS, material []byte
 	o := &s.option
 	fmt.Fprintf(h, "%q %q %q %q %q %d %v", s.mode, o.InitAddress, o.Sentinel.MasterSet, login.username, login.password,
 		login.db, s.timeout)
+	fmt.Fprintf(h, " sentinel %q %q", o.Sentinel.Username, o.Sentinel.Password)
 	if o.TLSConfig != nil {
 		fmt.Fprintf(h, " tls %t %q %q", o.TLSConfig.InsecureSkipVerify, o.TLSConfig.ServerName, material)
 	}

@@ -79,9 +79,20 @@ func (l *redisLink) probe(ctx context.Context, prefix string) error {
 // redisProbe describes the tier of a probe to the script.
 var redisProbe = redisSpec(TierSpec{Name: "probe", Limits: []Limit{{Count: 1<<31 - 1, Window: time.Second}}})
 
+// tryProbe asks twice: connecting anew and sending the script may take long, but an answer may take no longer than that
+// to a decision. A server that is merely reached would have the breaker open again at once.
 func (l *redisLink) tryProbe(ctx context.Context, prefix string) error {
-	ctx, cancel := context.WithTimeout(ctx, redisDialTimeout)
+	connecting, cancel := context.WithTimeout(ctx, max(redisDialTimeout, l.setup.timeout))
 	defer cancel()
+	if err := l.askProbe(connecting, prefix); err != nil {
+		return err
+	}
+	answering, cancel := context.WithTimeout(ctx, l.setup.timeout)
+	defer cancel()
+	return l.askProbe(answering, prefix)
+}
+
+func (l *redisLink) askProbe(ctx context.Context, prefix string) error {
 	keys := []string{prefix + "reset", prefix + "probe"}
 	result, err := l.run(ctx, redisTake, keys, redisModeTake+redisProbe)
 	if err != nil {

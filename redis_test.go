@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
@@ -74,6 +75,8 @@ func TestRedisCaddyfile(t *testing.T) {
 		address     10.0.0.1:26379 10.0.0.2:26379
 		mode        sentinel
 		master_name limits
+		sentinel_username watcher
+		sentinel_password {env.SENTINEL}
 		username    limiter
 		password    {env.SECRET}
 		db          3
@@ -92,6 +95,7 @@ func TestRedisCaddyfile(t *testing.T) {
 	timeout := caddy.Duration(250 * time.Millisecond)
 	assert.Equal(t, &Redis{
 		Address: []string{"10.0.0.1:26379", "10.0.0.2:26379"}, Mode: "sentinel", MasterName: "limits",
+		SentinelUsername: "watcher", SentinelPassword: "{env.SENTINEL}",
 		Username: "limiter", Password: "{env.SECRET}", DB: 3,
 		TLS: &RedisTLS{
 			CA: "ca.pem", Certificate: "cert.pem", Key: "key.pem", ServerName: "redis.test", InsecureSkipVerify: true,
@@ -128,6 +132,10 @@ func TestRedisCaddyfileRefusals(t *testing.T) {
 		{"{\nmode single sentinel\n}", `mode: takes one argument, not 2`},
 		{"{\nmode single\nmode single\n}", `mode is stated twice`},
 		{"{\npassword \"\"\n}", `password: the argument is empty`},
+		{"{\nsentinel_password \"\"\n}", `sentinel_password: the argument is empty`},
+		{"{\nsentinel_password\n}", `sentinel_password: an argument is missing`},
+		{"{\nsentinel_username a b\n}", `sentinel_username: takes one argument, not 2`},
+		{"{\nsentinel_username a\nsentinel_username a\n}", `sentinel_username is stated twice`},
 		{"{\ndb x\n}", `db: "x" is not a number from 0`},
 		{"{\ndb -1\n}", `db: "-1" is not a number from 0`},
 		{"{\ndb 99999999999\n}", `db: "99999999999" is not a number from 0`},
@@ -164,6 +172,12 @@ func TestRedisProvisionRefusals(t *testing.T) {
 		{`mode: unknown mode "ring"`, Redis{Mode: "ring"}},
 		{`master_name: mode sentinel needs`, Redis{Mode: "sentinel", Address: []string{"a:1"}}},
 		{`master_name: only for mode sentinel`, Redis{MasterName: "x"}},
+		{`sentinel_password: only for mode sentinel, not single`, Redis{SentinelPassword: "x"}},
+		{`sentinel_password: only for mode sentinel, not cluster`, Redis{Mode: "cluster", SentinelPassword: "x"}},
+		{`sentinel_username: only for mode sentinel, not single`, Redis{SentinelUsername: "x", SentinelPassword: "y"}},
+		{`sentinel_username: a user needs a password`, Redis{Mode: "sentinel", MasterName: "x", SentinelUsername: "y"}},
+		{`sentinel_password: `, Redis{Mode: "sentinel", MasterName: "x", SentinelPassword: "{env.TIEREDLIMIT_UNSET}"}},
+		{`sentinel_username: `, Redis{Mode: "sentinel", MasterName: "x", SentinelUsername: "{env.TIEREDLIMIT_UNSET}"}},
 		{`address: mode single takes one address, not 2`, Redis{Address: []string{"a:1", "b:1"}}},
 		{`address: "localhost"`, Redis{Address: []string{"localhost"}}},
 		{`address: ":6379"`, Redis{Address: []string{":6379"}}},
@@ -268,6 +282,21 @@ func TestRedisNeedsANamedStack(t *testing.T) {
 	assert.ErrorContains(t, err, "the stack needs a name")
 }
 
+// TestRedisOpensNothingWithAnError tells whether what comes with an error is nil, and not a handle that looks like one.
+func TestRedisOpensNothingWithAnError(t *testing.T) {
+	store, err := provisionRedis(t, &Redis{OnError: "local"})
+	require.NoError(t, err)
+	for name, spec := range map[string]StackSpec{
+		"no name":                   {Name: ".0123", Tiers: []TierSpec{plainTier("ip", 1, day)}},
+		"refused by local counters": stackOf(TierSpec{Name: "ip"}),
+		"a tier that occurs twice":  stackOf(plainTier("ip", 1, day), plainTier("ip", 1, day)),
+	} {
+		counters, err := store.Open(spec)
+		require.Error(t, err, name)
+		assert.True(t, counters == nil, "%s: got %T, want nil", name, counters)
+	}
+}
+
 // TestRedisSharesConnections tells which settings share a connection: all that the connection depends on are equal.
 func TestRedisSharesConnections(t *testing.T) {
 	certFile, keyFile, _ := certificate(t)
@@ -307,6 +336,17 @@ func TestRedisSharesConnections(t *testing.T) {
 		got := digest(change)
 		assert.Empty(t, seen[got], "%s must matter", name)
 		seen[got] = name
+	}
+	sentinels := func(user, password string) func(*Redis) {
+		return func(r *Redis) {
+			r.Mode, r.MasterName, r.SentinelUsername, r.SentinelPassword = "sentinel", "m", user, password
+		}
+	}
+	assert.Equal(t, digest(sentinels("u", "p")), digest(sentinels("u", "p")))
+	for _, login := range [][2]string{{"", ""}, {"", "p"}, {"u", "p"}, {"u", "q"}, {"v", "p"}} {
+		got := digest(sentinels(login[0], login[1]))
+		assert.Empty(t, seen[got], "the sentinels' login must matter: %v", login)
+		seen[got] = fmt.Sprint(login)
 	}
 	other, _, _ := certificate(t)
 	content, err := os.ReadFile(other)

@@ -136,7 +136,8 @@ type Counters interface {
 	// that is shared between instances has its own and ignores now.
 	//
 	// Take fills into with one State per limit, claim by claim in order; it must have room for them all. What it says
-	// of claims behind a refusal is as they stand, uncharged.
+	// of claims behind a refusal is as they stand, uncharged. A store that remembers refusals may answer again from
+	// memory: then only the states of the tier that refuses are known, and all others say that nothing is used.
 	//
 	// A refusal is data. An error means that the store could not decide.
 	Take(ctx context.Context, now time.Time, claims []Claim, into []State) (Decision, error)

@@ -46,8 +46,9 @@ type Sentinel struct {
 // MasterName is the name under which sentinels know the master.
 const MasterName = "limits"
 
-// StartSentinel starts a master, a replica and three sentinels that agree on them.
-func StartSentinel(t testing.TB) *Sentinel {
+// StartSentinel starts a master, a replica and three sentinels that agree on them. The sentinels have further lines in
+// their configuration; a Conn says how to talk to them if a mere connection will not do.
+func StartSentinel(t testing.TB, with Conn, lines ...string) *Sentinel {
 	t.Helper()
 	s := &Sentinel{Master: Start(t)}
 	s.Replica = Start(t, "--replicaof", "127.0.0.1 "+strconv.Itoa(s.Master.Port), "--repl-diskless-sync-delay", "0")
@@ -56,7 +57,7 @@ func StartSentinel(t testing.TB) *Sentinel {
 		return strings.Contains(info, "master_link_status:up")
 	})
 	for range 3 {
-		s.Sentinels = append(s.Sentinels, s.sentinel(t))
+		s.Sentinels = append(s.Sentinels, s.sentinel(t, with, lines))
 	}
 	for _, sentinel := range s.Sentinels {
 		sentinel.Await(func() bool {
@@ -67,16 +68,17 @@ func StartSentinel(t testing.TB) *Sentinel {
 	return s
 }
 
-func (s *Sentinel) sentinel(t testing.TB) *Server {
+func (s *Sentinel) sentinel(t testing.TB, with Conn, lines []string) *Server {
 	t.Helper()
-	sentinel := New(t)
+	sentinel := New(t).With(with)
 	config := fmt.Sprintf(`port %d
 bind 127.0.0.1
 dir %q
 sentinel monitor %s 127.0.0.1 %d 2
 sentinel down-after-milliseconds %[3]s 500
 sentinel failover-timeout %[3]s 3000
-`, sentinel.Port, sentinel.Dir, MasterName, s.Master.Port)
+%[5]s
+`, sentinel.Port, sentinel.Dir, MasterName, s.Master.Port, strings.Join(lines, "\n"))
 	if err := os.WriteFile(filepath.Join(sentinel.Dir, "sentinel.conf"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

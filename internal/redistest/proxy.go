@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // Proxy stands between a client and a server, and can fail as networks do.
@@ -14,6 +15,7 @@ type Proxy struct {
 	target   atomic.Pointer[string]
 	mute     atomic.Bool
 	refuse   atomic.Bool
+	delay    atomic.Int64 // nanoseconds
 	mu       sync.Mutex
 	conns    map[*net.TCPConn]bool
 	wait     sync.WaitGroup
@@ -45,6 +47,9 @@ func (p *Proxy) Target(addr string) { p.target.Store(&addr) }
 
 // Mute lets commands through but no replies, or ends that.
 func (p *Proxy) Mute(on bool) { p.mute.Store(on) }
+
+// Delay holds up every reply by so much.
+func (p *Proxy) Delay(by time.Duration) { p.delay.Store(int64(by)) }
 
 // Refuse resets connections as soon as they are made, or ends that.
 func (p *Proxy) Refuse(on bool) { p.refuse.Store(on) }
@@ -102,6 +107,9 @@ func (p *Proxy) pass(client, server *net.TCPConn) {
 			n, err := server.Read(buffer)
 			if err != nil {
 				return
+			}
+			if by := p.delay.Load(); by > 0 {
+				<-time.After(time.Duration(by))
 			}
 			if p.mute.Load() {
 				continue
