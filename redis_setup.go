@@ -112,7 +112,7 @@ func (s *redisSetup) fill(r *Redis, login redisAddress, networks map[string]stri
 	}
 	o.Dialer = net.Dialer{Timeout: redisDialTimeout, KeepAlive: redisIdlePing}
 	o.ConnWriteTimeout = redisDeadAfter
-	o.DialCtxFn = redisDial(s.mode, networks)
+	o.DialCtxFn = redisDial(networks)
 	// A script that may have run must not run again.
 	o.DisableRetry = true
 	o.DisableCache = true
@@ -134,24 +134,18 @@ func (s *redisSetup) fill(r *Redis, login redisAddress, networks map[string]stri
 	}
 }
 
-// redisDial connects, also to sockets, which the client does not know, and guards what comes from there.
-func redisDial(mode string, networks map[string]string) func(
-	context.Context, string, *net.Dialer, *tls.Config,
-) (net.Conn, error) {
+// redisDial connects, also to sockets, which the client does not know.
+func redisDial(networks map[string]string) func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error) {
 	return func(ctx context.Context, target string, dialer *net.Dialer, config *tls.Config) (net.Conn, error) {
 		network := networks[target]
 		if network == "" {
 			network = "tcp" // a node that another one told of
 		}
-		dial := dialer.DialContext
-		if config != nil {
-			dial = (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext
+		if config == nil {
+			return dialer.DialContext(ctx, network, target)
 		}
-		conn, err := dial(ctx, network, target)
-		if err != nil {
-			return nil, err
-		}
-		return &redisGuard{Conn: conn, subscribes: mode == redisSentinel}, nil
+		encrypted := tls.Dialer{NetDialer: dialer, Config: config}
+		return encrypted.DialContext(ctx, network, target)
 	}
 }
 
