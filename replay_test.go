@@ -340,6 +340,81 @@ func TestAReplayRefusesWhatTheHandlersRefuse(t *testing.T) {
 	}
 }
 
+// exampleTopologies are the ways on which requests come to the examples, and the hop count that is right.
+var exampleTopologies = map[string]struct {
+	hops int
+	way  func(rnd *rand.Rand, client, forged string) (peer string, header http.Header)
+}{
+	"direct":            {0, directWay},
+	"quickstart":        {0, directWay},
+	"dry-run":           {0, directWay},
+	"json":              {0, directWay},
+	"per-route":         {0, directWay},
+	"per-user":          {0, directWay},
+	"shared":            {0, directWay},
+	"graphql":           {1, appendingWay("10.0.0.%d:1", "")},
+	"one-load-balancer": {1, appendingWay("10.0.0.%d:1", "")},
+	"haproxy":           {1, appendingWay("127.0.0.1:%d", "")},
+	"nginx":             {1, appendingWay("127.0.0.1:%d", "")},
+	"replicas":          {1, appendingWay("127.0.0.1:%d", "")},
+	"google-alb":        {2, appendingWay("35.191.0.%d:1", ", 34.117.5.6")},
+	"cloudflare": {1, func(rnd *rand.Rand, client, forged string) (string, http.Header) {
+		peer, h := appendingWay("173.245.48.%d:1", "")(rnd, client, forged)
+		h.Set("Cf-Connecting-Ip", client)
+		return peer, h
+	}},
+}
+
+func directWay(rnd *rand.Rand, client, forged string) (string, http.Header) {
+	h := make(http.Header)
+	if forged != "" {
+		h.Set([]string{"X-Forwarded-For", "X-Real-Ip", "Forwarded", "Cf-Connecting-Ip"}[rnd.IntN(4)], forged)
+	}
+	return fmt.Sprintf("%s:%d", client, 1024+rnd.IntN(60000)), h
+}
+
+// appendingWay leads through proxies that append the client and, in the header's end, what is behind it.
+func appendingWay(peer, behind string) func(*rand.Rand, string, string) (string, http.Header) {
+	return func(rnd *rand.Rand, client, forged string) (string, http.Header) {
+		return fmt.Sprintf(peer, 1+rnd.IntN(9)), http.Header{"X-Forwarded-For": {joined(forged, client) + behind}}
+	}
+}
+
+func TestAReplayFindsTheHopCountOfEveryExample(t *testing.T) {
+	files, err := filepath.Glob("examples/*/Caddyfile")
+	require.NoError(t, err)
+	require.Len(t, files, len(exampleTopologies))
+	t.Setenv("TRUST_PROXY", "1")
+	for _, file := range files {
+		name := filepath.Base(filepath.Dir(file))
+		t.Run(name, func(t *testing.T) {
+			top, known := exampleTopologies[name]
+			require.True(t, known, "no topology")
+			rnd := rand.New(rand.NewPCG(31, 32))
+			var requests []recorded
+			for i := range 2000 {
+				client, forged := fmt.Sprintf("203.0.113.%d", 1+rnd.IntN(120)), ""
+				if strings.HasSuffix(client, "7") && rnd.IntN(5) > 0 {
+					forged = fmt.Sprintf("9.9.%d.%d, 10.0.0.1", rnd.IntN(256), rnd.IntN(256))
+				}
+				q := recorded{at: testStart.Add(time.Duration(i) * 10 * time.Millisecond)}
+				q.url = "http://localhost:8080/"
+				q.peer, q.header = top.way(rnd, client, forged)
+				requests = append(requests, q)
+			}
+			log, _ := newRecording(logging.LogEncoderConfig{}, false).log(t, requests)
+			rep := replayLog(t, readText(t, file), log, replay.Options{})
+			require.NotNil(t, rep.Topology[0].Hops, rep.Topology[0].Reason)
+			require.Equal(t, top.hops, *rep.Topology[0].Hops, rep.Topology[0].Reason)
+			require.NotEmpty(t, rep.Topology[0].Stated)
+			for _, s := range rep.Topology[0].Stated {
+				require.NotNil(t, s.Fits, "%+v", s)
+				require.True(t, *s.Fits, "%+v", s)
+			}
+		})
+	}
+}
+
 func TestAReplayKnowsTheUserOnlyBehindAuthentication(t *testing.T) {
 	const account = "ann $2a$10$0000000000000000000000uTb4pBSTbsN3g7T0m1Qm4qUQwNwzZ0a"
 	config := func(order string) string {

@@ -3,12 +3,14 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -174,23 +176,201 @@ func TestOperatorSeesTheRunningConfig(t *testing.T) {
 	assert.Equal(t, "[{8}]", limit())
 }
 
-// Every metric that the dashboard and the alert rules use is in a scrape.
-func TestOperatorScrapesEveryMetricOnTheDashboard(t *testing.T) {
+// families are the metrics, and the labels that each of their series has.
+var families = map[string][]string{
+	"requests_total": {"outcome", "stack"}, "refusals_total": {"dry_run", "stack", "tier"}, "skipped_total": {"stack", "tier"},
+	"client_fallback_total": {"reason", "stack"}, "counters": {"stack"}, "overflow_total": {"stack"},
+	"local_refusals_total": {"stack"}, "store_errors_total": {"kind", "store"}, "decision_seconds_bucket": {"store", "le"},
+	"decision_seconds_sum": {"store"}, "decision_seconds_count": {"store"},
+}
+
+// seriesOf are the series of the module in a scrape, with their values.
+func seriesOf(scrape string) map[string]string {
+	list := make(map[string]string)
+	for line := range strings.Lines(scrape) {
+		if name, value, found := strings.Cut(line, " "); found && strings.HasPrefix(name, "caddy_tiered_limit_") {
+			list[name] = strings.TrimSpace(value)
+		}
+	}
+	return list
+}
+
+// A scrape has every metric, with its labels and the values that the requests make it have; it has them still after a
+// reload, and no more series however many clients there are.
+func TestOperatorScrapesEveryMetric(t *testing.T) {
 	port := freePort(t)
-	c := startCaddy(t, operatorSite(port, "3/m", ""))
-	served(t, 5, clientFrom(t, "127.0.0.1"), fmt.Sprintf("http://127.0.0.1:%d/", port), "X-Forwarded-For", "203.0.113.7")
-	scrape := c.metrics(t)
-	names := make(map[string]bool)
+	c := startCaddy(t, operatorSite(port, "3/"+always, ""))
+	client, url := clientFrom(t, "127.0.0.1"), fmt.Sprintf("http://127.0.0.1:%d/", port)
+	served(t, 5, client, url, "X-Forwarded-For", "203.0.113.7")
+	served(t, 2, client, url, "X-Forwarded-For", "unknown", "X-Key", "k")
+	get(t, client, url, "X-Key", "another")
+	preflight, err := http.NewRequest(http.MethodOptions, url, nil)
+	require.NoError(t, err)
+	preflight.Header.Set("Origin", "https://app.example.com")
+	preflight.Header.Set("Access-Control-Request-Method", "POST")
+	do(t, client, preflight)
+
+	series := seriesOf(c.metrics(t))
+	seen := make(map[string]bool)
+	for name := range series {
+		family, labels, _ := strings.Cut(strings.TrimPrefix(name, "caddy_tiered_limit_"), "{")
+		var got []string
+		for _, label := range regexp.MustCompile(`([a-z_]+)="`).FindAllStringSubmatch(labels, -1) {
+			got = append(got, label[1])
+		}
+		assert.Equal(t, families[family], got, name)
+		seen[family] = true
+	}
+	assert.Len(t, seen, len(families), "%v", seen)
+	for name, want := range map[string]string{
+		`requests_total{outcome="served",stack="api"}`: "5", `requests_total{outcome="refused",stack="api"}`: "2",
+		`requests_total{outcome="dry_refused",stack="api"}`: "1", `requests_total{outcome="preflight",stack="api"}`: "1",
+		`refusals_total{dry_run="false",stack="api",tier="ip"}`: "2", `refusals_total{dry_run="true",stack="api",tier="dry"}`: "1",
+		`skipped_total{stack="api",tier="dry"}`: "5", `client_fallback_total{reason="bad_entry",stack="api"}`: "2",
+		`client_fallback_total{reason="short_chain",stack="api"}`: "1", `counters{stack="api"}`: "4", `overflow_total{stack="api"}`: "0",
+		`local_refusals_total{stack="api"}`: "0",
+	} {
+		assert.Equal(t, want, series["caddy_tiered_limit_"+name], name)
+	}
+
+	require.NoError(t, c.reload(operatorSite(port, "3/"+always, "{\ndebug\n}")))
+	for i := range 200 {
+		get(t, client, url, "X-Forwarded-For", fmt.Sprintf("198.51.100.%d", i), "X-Key", fmt.Sprint("client", i))
+	}
+	after := seriesOf(c.metrics(t))
+	assert.Equal(t, "205", after[`caddy_tiered_limit_requests_total{outcome="served",stack="api"}`], "counting goes on")
+	assert.ElementsMatch(t, slices.Collect(maps.Keys(series)), slices.Collect(maps.Keys(after)))
 	for _, file := range []string{"dashboard.json", "alerts.yml"} {
 		text, err := os.ReadFile(filepath.Join("..", "examples", "grafana", file))
 		require.NoError(t, err)
-		for _, name := range regexp.MustCompile(`caddy_tiered_limit_[a-z_]+`).FindAllString(string(text), -1) {
-			names[name] = true
+		names := regexp.MustCompile(`caddy_tiered_limit_([a-z_]+)`).FindAllStringSubmatch(string(text), -1)
+		require.NotEmpty(t, names)
+		for _, name := range names {
+			assert.Contains(t, families, name[1], file)
 		}
 	}
-	require.GreaterOrEqual(t, len(names), 9)
-	for name := range names {
-		assert.Regexp(t, `(?m)^`+name+`\{`, scrape)
+}
+
+// Without log_keys nobody is named, but who is suspected can be looked up by the fingerprint.
+func TestOperatorLooksUpAFingerprint(t *testing.T) {
+	port := freePort(t)
+	c := startCaddy(t, fmt.Sprintf(`
+		:%d {
+			bind 127.0.0.1
+			tiered_limit quiet {
+				trusted_hops 0
+				tier ip 1/%[2]s
+				tier writes 5/%[2]s {
+					key user-{http.auth.user.id}
+					match {
+						method POST
+						path /posts
+						host api.example.com
+					}
+				}
+				tier global 100/%[2]s
+			}
+			respond ok
+		}
+	`, port, always))
+	assert.Equal(t, 1, served(t, 4, clientFrom(t, "127.0.0.5"), fmt.Sprintf("http://127.0.0.1:%d/", port)))
+	out, err := c.command(t, "status")
+	require.NoError(t, err, out)
+	assert.NotContains(t, out, "127.0.0.5")
+	worst := regexp.MustCompile(`(?m)^  ip +([0-9a-f]{12,}) +3 +3$`).FindStringSubmatch(out)
+	require.NotNil(t, worst, out)
+	out, err = c.command(t, "inspect", "--stack", "quiet", "--tier", "ip", "127.0.0.5")
+	require.NoError(t, err, out)
+	assert.Contains(t, out, "(fingerprint "+worst[1]+")")
+	out, err = c.command(t, "inspect", "--stack", "quiet", "--tier", "global", "--json")
+	require.NoError(t, err, out)
+	var counter struct {
+		Limits []struct{ Used, Remaining int }
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &counter))
+	assert.Equal(t, 1, counter.Limits[0].Used)
+	assert.Equal(t, 99, counter.Limits[0].Remaining)
+
+	explain := []string{"explain", "--stack", "quiet", "--peer", "192.0.2.1", "--set", "http.auth.user.id=alice"}
+	out, err = c.command(t, explain...)
+	require.NoError(t, err, out)
+	assert.Regexp(t, `(?m)^  writes +- .*it does not match the request$`, out)
+	out, err = c.command(t, append(explain, "-X", "POST", "--path", "/posts", "--host", "api.example.com")...)
+	require.NoError(t, err, out)
+	assert.Regexp(t, `(?m)^  writes +user-alice +5/1000000h +0 +5 .*allows$`, out)
+	assert.Contains(t, out, "outcome: served")
+}
+
+// The command and its subcommands say what they do, and what is wrong with a call.
+func TestOperatorReadsHelp(t *testing.T) {
+	run := func(args ...string) (string, error) {
+		out, err := exec.Command(caddyBinary(t), args...).CombinedOutput()
+		return string(out), err
+	}
+	out, err := run("help", "tiered-limit")
+	require.NoError(t, err, out)
+	for _, name := range []string{"status", "explain", "inspect", "reset", "replay"} {
+		assert.Regexp(t, `(?m)^  `+name+` +[A-Z]`, out)
+		long, err := run("help", "tiered-limit", name)
+		require.NoError(t, err, long)
+		assert.Contains(t, long, "caddy tiered-limit "+name)
+		assert.Contains(t, long, "\nFlags:\n")
+	}
+	for _, args := range [][]string{{"nonsense"}, {"status", "--nonsense"}, {"replay", "/no/such.log"}, {"reset"}} {
+		out, err := run(append([]string{"tiered-limit"}, args...)...)
+		assert.Error(t, err, "%v", args)
+		assert.Contains(t, out, "Error: ", "%v", args)
+	}
+}
+
+// fail2ban finds those whom a live Caddy has refused, by the access log that it writes, whatever they send.
+func TestOperatorBansByTheAccessLog(t *testing.T) {
+	program := requireProgram(t, "fail2ban-regex", "fail2ban")
+	port, log := freePort(t), filepath.Join(tempDir(t), "access.log")
+	c := startCaddy(t, fmt.Sprintf(`
+		{
+			servers {
+				trusted_proxies static 127.0.0.1/32
+				trusted_proxies_strict
+			}
+		}
+		:%d {
+			bind 127.0.0.1
+			log {
+				output file %s
+			}
+			tiered_limit {
+				trusted_hops 1
+				tier login 2/%[3]s {
+					key {http.tiered_limit.client_ip}
+					match path /login
+				}
+				tier ip 4/%[3]s
+			}
+			respond ok
+		}
+	`, port, log, always))
+	url := fmt.Sprintf("http://127.0.0.1:%d/", port)
+	proxy, direct := clientFrom(t, "127.0.0.1"), clientFrom(t, "127.0.0.9")
+	lie := `","client_ip":"192.0.2.66","status":429,"tiered_limit_outcome":"refused","tiered_limit_tier":"ip"}`
+	assert.Equal(t, 4, served(t, 6, proxy, url, "X-Forwarded-For", "192.0.2.66, 203.0.113.7", "User-Agent", lie))
+	assert.Equal(t, 2, served(t, 3, proxy, url+"login", "X-Forwarded-For", "2001:db8::7", "Referer", lie))
+	assert.Equal(t, 4, served(t, 5, direct, url, "X-Forwarded-For", "192.0.2.66"))
+	assert.Equal(t, 4, served(t, 4, proxy, url, "X-Forwarded-For", "203.0.113.8", "User-Agent", lie))
+	c.waitFor(t, "the last line of the log", func() bool {
+		text, _ := os.ReadFile(log)
+		return strings.Count(string(text), "\n") == 6+3+5+4
+	})
+	filter, err := filepath.Abs("../examples/fail2ban/filter.d/caddy-tiered-limit.conf")
+	require.NoError(t, err)
+	for suffix, want := range map[string][]string{
+		"": {"127.0.0.9", "2001:db8::7", "203.0.113.7", "203.0.113.7"}, "[tier=login]": {"2001:db8::7"},
+	} {
+		out, err := exec.Command(program, "--out", "ip", log, filter+suffix).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		got := strings.Fields(string(out))
+		slices.Sort(got)
+		assert.Equal(t, want, got)
 	}
 }
 

@@ -19,6 +19,7 @@ type chainStudy struct {
 // headerStudy is the study of one header.
 type headerStudy struct {
 	header   string
+	stated   bool // a stack takes clients from it
 	requests int64
 	with     int64 // that carried the header
 	peers    map[string]*peerChains
@@ -43,12 +44,32 @@ const (
 
 var placeSeed = maphash.MakeSeed()
 
+// studiedHeaders are looked at in every log. Proxies append to the first two; they replace the others, which have one
+// entry.
+var studiedHeaders = [...]string{"X-Forwarded-For", "Forwarded", "X-Real-Ip", "Cf-Connecting-Ip"}
+
 func newChainStudy() *chainStudy {
 	c := new(chainStudy)
-	for _, header := range [...]string{"X-Forwarded-For", "Forwarded"} {
+	for _, header := range studiedHeaders {
 		c.headers = append(c.headers, &headerStudy{header: header, peers: make(map[string]*peerChains)})
 	}
 	return c
+}
+
+// state takes note of a header that a stack takes clients from, by its canonical name.
+func (c *chainStudy) state(header string) {
+	for _, s := range c.headers {
+		if s.header == header {
+			s.stated = true
+			return
+		}
+	}
+	c.headers = append(c.headers, &headerStudy{header: header, stated: true, peers: make(map[string]*peerChains)})
+}
+
+// appended tells whether proxies append to the header, and do not replace it.
+func (s *headerStudy) appended() bool {
+	return s.header == studiedHeaders[0] || s.header == studiedHeaders[1]
 }
 
 // add takes a request into account.

@@ -24,10 +24,18 @@ const (
 // A proxy appends to every request, and most clients send no header of their own; so behind proxies the shortest chain
 // is what they append, and longer ones begin with what clients made up. Peers that send no header are clients
 // themselves.
+//
+// Of several headers the one that most requests have is studied, or one that a stack takes clients from if nearly as many
+// have that.
 func (c *chainStudy) advise() hopAdvice {
 	best := c.headers[0]
 	for _, s := range c.headers[1:] {
 		if s.with > best.with {
+			best = s
+		}
+	}
+	for _, s := range c.headers {
+		if s.stated && !best.stated && s.with > 0 && s.with*10 >= best.with*9 {
 			best = s
 		}
 	}
@@ -155,7 +163,11 @@ func (s *headerStudy) adviseProxied(p parties) hopAdvice {
 		a.cure = fmt.Sprintf("make sure that the entries to the right of it are your own proxies (%s): if they are clients, every "+
 			"request of this log had a header that was made up, and fewer hops are right", s.rightOf(shortest))
 	}
-	if p.forged > 0 {
+	switch {
+	case !s.appended():
+		a.cure = "whoever reaches the server past the proxy can write the header itself: list the proxy in the server's " +
+			"trusted_proxies, or see to it that nobody else can connect"
+	case p.forged > 0:
 		if a.cure != "" {
 			a.cure += "; "
 		}

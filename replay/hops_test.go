@@ -209,6 +209,72 @@ func TestForwardedIsStudiedToo(t *testing.T) {
 	require.Equal(t, "Forwarded", a.header)
 }
 
+// studyFields has requests of many clients studied that come with fields of a client's address and of a proxy's.
+func studyFields(c *chainStudy, peers []string, fields func(i int, client string) map[string]string) hopAdvice {
+	rnd := rand.New(rand.NewPCG(9, 10))
+	for i := range 1000 {
+		h := make(http.Header)
+		for name, value := range fields(i, clientAddr(rnd, 200)) {
+			h.Set(name, value)
+		}
+		c.add(peers[i%len(peers)], h)
+	}
+	return c.advise()
+}
+
+func TestHeadersWithOneEntryAreStudiedToo(t *testing.T) {
+	private, public := peers("10.0.0.%d:1", 3), peers("198.51.100.%d:1", 50)
+	for _, c := range []struct {
+		name, stated string
+		peers        []string
+		fields       func(i int, client string) map[string]string
+		hops         int
+		header       string
+	}{
+		{"a proxy that replaces", "", private, func(_ int, client string) map[string]string {
+			return map[string]string{"X-Real-Ip": client}
+		}, 1, "X-Real-Ip"},
+		{"Cloudflare, as stated", "Cf-Connecting-Ip", public, func(_ int, client string) map[string]string {
+			return map[string]string{"Cf-Connecting-Ip": client, "X-Forwarded-For": client}
+		}, 1, "Cf-Connecting-Ip"},
+		{"Cloudflare, nothing stated", "", public, func(_ int, client string) map[string]string {
+			return map[string]string{"Cf-Connecting-Ip": client, "X-Forwarded-For": client}
+		}, 1, "X-Forwarded-For"},
+		{"a header of one's own", "X-Client-Address", private, func(_ int, client string) map[string]string {
+			return map[string]string{"X-Client-Address": client}
+		}, 1, "X-Client-Address"},
+		{"stated, and on hardly any request", "Cf-Connecting-Ip", private, func(i int, client string) map[string]string {
+			if i%10 == 0 {
+				return map[string]string{"Cf-Connecting-Ip": client, "X-Forwarded-For": client}
+			}
+			return map[string]string{"X-Forwarded-For": client}
+		}, 1, "X-Forwarded-For"},
+		{"the address of a proxy in front of the proxy", "", private, func(_ int, client string) map[string]string {
+			return map[string]string{"X-Real-Ip": "10.0.0.9", "X-Forwarded-For": client + ", 10.0.0.9"}
+		}, 2, "X-Forwarded-For"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newChainStudy()
+			if c.stated != "" {
+				s.state(c.stated)
+			}
+			a := studyFields(s, c.peers, c.fields)
+			require.Equal(t, c.hops, a.hops, a.reason)
+			require.Equal(t, c.header, a.header)
+			if a.header != "X-Forwarded-For" {
+				require.Contains(t, a.cure, "can write the header itself")
+			}
+		})
+	}
+	made := studyFields(newChainStudy(), peers("203.0.113.%d:1", 200), func(i int, _ string) map[string]string {
+		if i%200 < 20 && i < 800 {
+			return map[string]string{"X-Real-Ip": fmt.Sprintf("9.9.9.%d", i%250)}
+		}
+		return nil
+	})
+	require.Equal(t, 0, made.hops, "clients make up any header: %s", made.reason)
+}
+
 func TestPeersAreBounded(t *testing.T) {
 	c := newChainStudy()
 	for i := range maxPeers + 5000 {

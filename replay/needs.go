@@ -2,6 +2,7 @@ package replay
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -14,14 +15,13 @@ type needs struct {
 	everything bool     // all header fields, and a request that is prepared as Caddy prepares it
 }
 
-// alwaysNeeded are the fields that preflights, client addresses and the study of forwarding chains need.
+// alwaysNeeded are the fields that preflights need. Besides, forwarding chains are always studied.
 var alwaysNeeded = []string{
-	"X-Forwarded-For", "Forwarded", "Origin", "Access-Control-Request-Method", "Authorization", "Cookie",
-	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "Content-Length",
+	"Origin", "Access-Control-Request-Method", "Authorization", "Cookie", "X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "Content-Length",
 }
 
 // settle completes the fields.
-func (n *needs) settle() { n.headers = append(n.headers, alwaysNeeded...) }
+func (n *needs) settle() { n.headers = slices.Concat(n.headers, studiedHeaders[:], alwaysNeeded) }
 
 // knownPlaceholders are those that a request that is used over and over answers rightly.
 var knownPlaceholders = map[string]bool{

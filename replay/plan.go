@@ -221,6 +221,9 @@ func (c *compiler) stage(s *site, stack Stack) *stage {
 	}
 	c.needs.headers = append(c.needs.headers, info.Headers...)
 	s.stages = append(s.stages, st)
+	for _, header := range info.clientHeaders() {
+		s.chains.state(header)
+	}
 	c.stacks = append(c.stacks, st)
 	return st
 }

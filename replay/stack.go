@@ -39,8 +39,20 @@ type StackInfo struct {
 	Trusted bool // the server states trusted proxies
 	Tiers   []TierInfo
 
-	// Headers are the canonical names of the fields that the client address is read from.
+	// Headers are the canonical names of the fields that the client address is read from: Header, and then those of the
+	// server.
 	Headers []string
+}
+
+// clientHeaders are those of the Headers in which a client can be.
+func (i *StackInfo) clientHeaders() []string {
+	switch {
+	case i.Hops > 0:
+		return []string{i.Header}
+	case i.Hops < 0 && i.Trusted && len(i.Headers) > 1:
+		return i.Headers[1:]
+	}
+	return nil
 }
 
 // Mode says whether a stack limits at all.
