@@ -112,7 +112,7 @@ func readQuestion(w http.ResponseWriter, r *http.Request, into any) error {
 	case errors.Is(err, io.EOF):
 		return adminError(http.StatusBadRequest, "the body is empty; a JSON object is expected")
 	}
-	return adminError(http.StatusBadRequest, "reading the body as JSON: %w", err)
+	return adminError(http.StatusBadRequest, "reading the body as JSON: %s", shortened(err.Error()))
 }
 
 // writeAnswer writes an answer as JSON.
@@ -158,9 +158,9 @@ func (a *Admin) stack(label string) ([]*Handler, error) {
 		}
 	}
 	if len(labels) == 0 {
-		return nil, adminError(http.StatusNotFound, "there is no stack %q; the running configuration has none", label)
+		return nil, adminError(http.StatusNotFound, "there is no stack %q; the running configuration has none", shortened(label))
 	}
-	return nil, adminError(http.StatusNotFound, "there is no stack %q; there are %s", label, strings.Join(labels, ", "))
+	return nil, adminError(http.StatusNotFound, "there is no stack %q; there are %s", shortened(label), strings.Join(labels, ", "))
 }
 
 // Interface guards

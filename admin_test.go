@@ -322,6 +322,7 @@ func TestAdminRefusesBadQuestions(t *testing.T) {
 }`)
 	require.Equal(t, http.StatusOK, e.send(request{listen: ":8080", header: http.Header{"X-Forwarded-For": {"203.0.113.7"}}}).Code)
 	before := answerTo[statusReport](e, "/tiered_limit/", "")
+	long := strings.Repeat("x", maxAdminBody-200)
 	counter := func(tier, rest string) string { return `{"stack":"admin-bad","tier":"` + tier + `"` + rest + `}` }
 	for _, c := range []struct {
 		method, path, body string
@@ -372,13 +373,43 @@ func TestAdminRefusesBadQuestions(t *testing.T) {
 		{"POST", "explain", `{"peer":"10.0.0.1","headers":{"A B":"x"}}`, 400, `"A B" is not a field name`},
 		{"POST", "explain", `{"peer":"10.0.0.1","headers":{"A":["x\n"]}}`, 400, "is not a field value"},
 		{"POST", "explain", `{"peer":"10.0.0.1","headers":{"A":7}}`, 400, "reading the body as JSON"},
+		{"POST", "explain", `{"peer":"10.0.0.1","headers":{"A":null}}`, 400, "a header field is null"},
+		{"POST", "explain", `{"peer":"10.0.0.1","headers":{"A":["x",null]}}`, 400, "element 2 of an array is null"},
+		{"POST", "explain", `{"peer":"10.0.0.1","headers":{"A":{"B":"x"}}}`, 400, "reading the body as JSON"},
+		{"POST", "explain", `{"peer":"10.0.0.1","headers":["A","x"]}`, 400, "reading the body as JSON"},
+		{"POST", "reset", counter("ip", `,"key":[null]`), 400, "element 1 of an array is null"},
+		{"POST", "reset", counter("ip", `,"key":"203.0.113.7"`), 400, "reading the body as JSON"},
+		{"POST", "reset", counter("ip", `,"key":null`), 400, "key is missing"},
+		{"POST", "reset", counter("ip", `,"key":[["203.0.113.7"]]`), 400, "reading the body as JSON"},
+		{"POST", "reset", counter("caller", `,"key":["x"],"line":NaN`), 400, "reading the body as JSON"},
+		{"POST", "reset", counter("caller", `,"key":["x"],"line":1.5`), 400, "reading the body as JSON"},
+		{"POST", "reset", counter("caller", `,"key":["x"],"line":1e300`), 400, "reading the body as JSON"},
+		{"POST", "reset", "null", 400, "stack is missing"},
+		{"POST", "reset", `["admin-bad"]`, 400, "reading the body as JSON"},
+		{"POST", "reset", strings.Repeat("[", maxAdminBody-1), 400, "reading the body as JSON"},
+		{"POST", "explain", strings.Repeat(`{"headers":`, 5900), 400, "reading the body as JSON"},
+		// What is asked for is not repeated in full.
+		{"POST", "reset", `{"` + long + `":1}`, 400, "unknown field"},
+		{"POST", "reset", `{"stack":"` + long + `"}`, 404, "there is no stack"},
+		{"POST", "reset", counter(long, ""), 404, "has no tier"},
+		{"POST", "reset", counter("ip", `,"key":["`+long+`"]`), 400, "is not an IP address"},
+		{"POST", "reset", counter("posts", `,"key":["`+long+`"]`), 400, "is not of the form"},
+		{"POST", "reset", counter("global", `,"key":["`+long+`"]`), 400, "one counter for everybody"},
+		{"POST", "explain", `{"peer":"` + long + `"}`, 400, "is neither an IP address nor unix"},
+		{"POST", "explain", `{"peer":"10.0.0.1","scheme":"` + long + `"}`, 400, "is not one of http, https"},
+		{"POST", "explain", `{"peer":"10.0.0.1","method":" ` + long + `"}`, 400, "is not a method"},
+		{"POST", "explain", `{"peer":"10.0.0.1","path":"` + long + `"}`, 400, "does not begin with /"},
+		{"POST", "explain", `{"peer":"10.0.0.1","path":"/%zz` + long + `"}`, 400, "invalid URL escape"},
+		{"POST", "explain", `{"peer":"10.0.0.1","host":" ` + long + `"}`, 400, "is not a host"},
+		{"POST", "explain", `{"peer":"10.0.0.1","headers":{" ` + long + `":"x"}}`, 400, "is not a field name"},
+		{"POST", "explain", `{"peer":"10.0.0.1","headers":{"` + long + `":"x\n"}}`, 400, "is not a field value"},
 	} {
 		status, body := e.ask(c.method, "/tiered_limit/"+c.path, c.body)
 		assert.Equal(t, c.status, status, "%s %s %.80s: %.200s", c.method, c.path, c.body, body)
 		var got struct{ Error string }
 		require.NoError(t, json.Unmarshal([]byte(body), &got), body)
 		assert.Contains(t, got.Error, c.message, "%.80s", c.body)
-		assert.Less(t, len(body), 600, "the error does not repeat a long question")
+		assert.Less(t, len(body), 900, "the error does not repeat a long question")
 	}
 	assert.Equal(t, before, answerTo[statusReport](e, "/tiered_limit/", ""), "nothing has changed")
 }

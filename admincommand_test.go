@@ -101,7 +101,7 @@ stack cli of srv0
 		out, err = e.command(name, "--stack", "cli", "--tier", "ip", "203.0.113.7")
 		require.NoError(t, err)
 		assert.Contains(t, out, "stack cli, tier ip, key 203.0.113.7 (fingerprint ")
-		assert.Contains(t, words(out), "LIMIT USED LEFT RESETS IN AT 2/1s "+used+" 1 s 2026-03-01 00:00:03")
+		assert.Contains(t, words(out), "LIMIT USED LEFT RESETS IN AT (UTC) 2/1s "+used+" 1 s 2026-03-01 00:00:03")
 	}
 	assert.Equal(t, []int64{0, 0}, e.used("cli", "ip", request{header: http.Header{"X-Forwarded-For": {"203.0.113.7"}}}))
 
@@ -157,5 +157,10 @@ func TestPlain(t *testing.T) {
 		"a": "a", "": `""`, "a b": `"a b"`, "\x1b[2J": `"\x1b[2J"`, "ü": "ü", "\u202e": `"\u202e"`, `a"b`: `"a\"b"`, "\xff": `"\xff"`,
 	} {
 		assert.Equal(t, want, plain(text))
+	}
+	for text, want := range map[string]string{
+		`a "b" c`: `a "b" c`, "": "", "a\x1b[2J b": `a\x1b[2J b`, "a\nb": `a\nb`, "a \u202eb": `a \u202eb`, "\xff": `\xff`,
+	} {
+		assert.Equal(t, want, plainText(text))
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // textTable prints rows of cells in columns, below a heading.
@@ -32,6 +34,15 @@ func plain(s string) string {
 		return quoted
 	}
 	return s
+}
+
+// plainText is a sentence made safe in the same way. Its blanks and quotes stay.
+func plainText(s string) string {
+	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return s
+	}
+	quoted := strconv.Quote(s)
+	return quoted[1 : len(quoted)-1]
 }
 
 // plainKey is the parts of a key.
@@ -171,7 +182,7 @@ func limitsText(limits []limitStatus) string {
 func keysText(keys [][]string) string {
 	texts := make([]string, len(keys))
 	for i, parts := range keys {
-		texts[i] = strings.Join(parts, " ")
+		texts[i] = plainText(strings.Join(parts, " "))
 	}
 	if text := strings.Join(texts, " or "); text != "" {
 		return text
@@ -188,7 +199,7 @@ func printCounter(w io.Writer, a *counterAnswer) error {
 	}
 	fmt.Fprintln(&out)
 	table := new(textTable)
-	table.add("LIMIT", "USED", "LEFT", "RESETS IN", "AT")
+	table.add("LIMIT", "USED", "LEFT", "RESETS IN", "AT (UTC)")
 	for _, l := range a.Limits {
 		table.add(append([]string{l.name()}, l.cells()...)...)
 	}
@@ -252,7 +263,7 @@ func (e *explanation) print(w io.Writer) error {
 		fmt.Fprintf(w, ", retry in %d s", e.RetryAfter)
 	}
 	if e.Error != "" {
-		fmt.Fprintf(w, ": %s", plain(e.Error))
+		fmt.Fprintf(w, ": %s", plainText(e.Error))
 	}
 	fmt.Fprintln(w)
 	return nil
@@ -265,7 +276,7 @@ func (t *tierView) rows(table *textTable) {
 		name += " (dry)"
 	}
 	if !t.Applies {
-		table.add(name, "-", "-", "-", "-", "-", "-", t.Why)
+		table.add(name, "-", "-", "-", "-", "-", "-", plainText(t.Why))
 		return
 	}
 	key := "one for all"
@@ -276,7 +287,7 @@ func (t *tierView) rows(table *textTable) {
 		verdict := "allows"
 		switch {
 		case t.Why != "":
-			verdict = t.Why
+			verdict = plainText(t.Why)
 		case t.Limits[i].Exceeded:
 			verdict = "refuses"
 		}

@@ -39,12 +39,15 @@ type fieldLines []string
 
 // UnmarshalJSON reads a string or an array of strings.
 func (f *fieldLines) UnmarshalJSON(data []byte) error {
-	var line string
-	if json.Unmarshal(data, &line) == nil {
-		*f = fieldLines{line}
-		return nil
+	var line *string
+	if json.Unmarshal(data, &line) != nil {
+		return (*texts)(f).UnmarshalJSON(data)
 	}
-	return json.Unmarshal(data, (*[]string)(f))
+	if line == nil {
+		return errors.New("a header field is null, where a string or an array of strings is expected")
+	}
+	*f = fieldLines{*line}
+	return nil
 }
 
 // explainAnswer is what each handler would decide. Whether the request would meet them is for the routes to say.
@@ -120,7 +123,7 @@ func (q *requestQuestion) check() error {
 		return fmt.Errorf("method %q is not a method", shortened(q.Method))
 	}
 	if q.Scheme != "" {
-		if err := oneOf("scheme", q.Scheme, "http", "https"); err != nil {
+		if err := oneOf("scheme", shortened(q.Scheme), "http", "https"); err != nil {
 			return err
 		}
 	}
@@ -144,7 +147,7 @@ func (q *requestQuestion) check() error {
 			return fmt.Errorf("headers: %q is not a field name", shortened(name))
 		}
 		if i := slices.IndexFunc(values, func(v string) bool { return !httpguts.ValidHeaderFieldValue(v) }); i >= 0 {
-			return fmt.Errorf("headers: %s: %q is not a field value", name, shortened(values[i]))
+			return fmt.Errorf("headers: %s: %q is not a field value", shortened(name), shortened(values[i]))
 		}
 	}
 	return nil

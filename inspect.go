@@ -1,6 +1,7 @@
 package tieredlimit
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -12,10 +13,29 @@ import (
 
 // counterQuestion names one counter: the body of POST /tiered_limit/inspect and /tiered_limit/reset.
 type counterQuestion struct {
-	Stack string   `json:"stack"`
-	Tier  string   `json:"tier"`
-	Key   []string `json:"key"`  // the values of the key's parts
-	Line  int      `json:"line"` // which of several keys is meant, from 1; 0: the only one that has so many parts
+	Stack string `json:"stack"`
+	Tier  string `json:"tier"`
+	Key   texts  `json:"key"`  // the values of the key's parts
+	Line  int    `json:"line"` // which of several keys is meant, from 1; 0: the only one that has so many parts
+}
+
+// texts is an array of strings. That one of them is null is a mistake, and not an empty string.
+type texts []string
+
+// UnmarshalJSON reads an array of strings, or null for none.
+func (t *texts) UnmarshalJSON(data []byte) error {
+	var list []*string
+	if err := json.Unmarshal(data, &list); err != nil {
+		return err
+	}
+	*t = make(texts, len(list))
+	for i, text := range list {
+		if text == nil {
+			return fmt.Errorf("element %d of an array is null, where a string is expected", i+1)
+		}
+		(*t)[i] = *text
+	}
+	return nil
 }
 
 // counterAnswer is what a counter says.
@@ -150,7 +170,7 @@ func findTier(handlers []*Handler, q *counterQuestion) (*counter, error) {
 	}
 	switch {
 	case !off:
-		return nil, adminError(http.StatusNotFound, "stack %q has no tier %q; it has %s", q.Stack, q.Tier, strings.Join(names, ", "))
+		return nil, adminError(http.StatusNotFound, "stack %q has no tier %q; it has %s", q.Stack, shortened(q.Tier), strings.Join(names, ", "))
 	case mode == modeInert:
 		return nil, adminError(http.StatusConflict, "stack %q is inert, so it counts nothing: it is not stated which proxies "+
 			"stand in front of the server", q.Stack)

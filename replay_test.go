@@ -19,6 +19,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -683,4 +685,58 @@ func TestAPageShowsWhatIsInALogAsText(t *testing.T) {
 	require.NoError(t, rep.WriteHTML(&page))
 	require.NotContains(t, page.String(), "<script")
 	require.Contains(t, page.String(), "&lt;script")
+}
+
+// hostileTexts are what clients may send to do something to whoever reads the report.
+var hostileTexts = []string{
+	`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `</style></code></table><h1>`, "{{.Log}}", "javascript:alert(1)",
+	"\x1b[2J\x1b]0;title\x07", "a\r\n  ip 9/m 1 1 100 %", "\x00\x08\x7f\u009b31m", "\u202eright to left\u2066", "\xff\xfe", "\ufeff\u200b",
+}
+
+// A report on a log in which every value that a client chooses is hostile shows them as text, in the terminal and on the
+// page, and no line of its own.
+func TestAReportOfHostileValuesIsText(t *testing.T) {
+	const config = "{\nauto_https off\n}\n:8080 {\nroute {\nbasic_auth {\nann $2a$10$0000000000000000000000uTb4pBSTbsN3g7T0m1Qm4qUQwNwzZ0a\n}\n" +
+		"tiered_limit hostile {\ntrusted_hops 1\ntier user 1/m {\ndry_run\n}\n" +
+		"tier key 1/m {\nkey {header.X-Api-Key} {path}\ndry_run\n}\ntier ip 2/m {\ndry_run\n}\n}\nrespond ok\n}\n}"
+	var log strings.Builder
+	at := testStart
+	for _, text := range hostileTexts {
+		for i := range 6 {
+			at = at.Add(100 * time.Millisecond)
+			line, err := json.Marshal(map[string]any{
+				"ts": float64(at.UnixMilli()) / 1000, "logger": "http.log.access", "msg": "handled request", "user_id": text,
+				"duration": 0.01, "status": 200, "request": map[string]any{
+					"remote_ip": text, "remote_port": "1", "method": text, "host": "localhost:8080", "uri": "/" + text,
+					"headers": map[string][]string{"X-Forwarded-For": {"203.0.113.7, " + text + fmt.Sprint(i)}, "X-Api-Key": {text}},
+				},
+			})
+			require.NoError(t, err)
+			log.Write(line)
+			log.WriteString("\n")
+		}
+	}
+	log.WriteString("\x1b[2J<script>\n{\"ts\":\"\x1b[2J\"}\n")
+	for _, show := range []bool{false, true} {
+		rep := replayLog(t, config, log.String(), replay.Options{ShowKeys: show, Shape: replay.Shape{Top: 100}})
+		require.Equal(t, int64(6*len(hostileTexts)), rep.Log.Requests)
+		require.Len(t, rep.Stacks[0].Tiers[0].Worst, len(hostileTexts))
+		require.NotEmpty(t, rep.Stacks[0].Tiers[1].Worst)
+		var text, page bytes.Buffer
+		require.NoError(t, rep.WriteText(&text))
+		require.NoError(t, rep.WriteHTML(&page))
+		for name, out := range map[string]string{"text": text.String(), "page": page.String()} {
+			require.True(t, utf8.ValidString(out), name)
+			for _, r := range out {
+				if r != '\n' && (r != '\t' || name == "text") && !unicode.IsPrint(r) {
+					t.Errorf("the %s holds %q", name, r)
+				}
+			}
+		}
+		require.Contains(t, text.String(), `\x1b[2J\x1b]0;title\a`)
+		require.NotRegexp(t, `(?m)^ *ip 9/m 1 1`, text.String(), "a line that a client has made up")
+		require.NotRegexp(t, `(?i)<script|<img|</h1><h1>|<[^>]*(onerror|javascript:)`, page.String())
+		require.Equal(t, 1, strings.Count(page.String(), "<h1>"))
+		require.Contains(t, page.String(), "&lt;script&gt;alert(1)&lt;/script&gt;")
+	}
 }
