@@ -400,12 +400,13 @@ func (t *textReport) limit(tier *TierReport, r *LimitReport) {
 	} else {
 		t.item("    ", "no limit is suggested: "+r.Why)
 	}
-	rows := [][]string{{"if it were", "requests hit", "share", "clients hit", "share", ""}}
+	rows := [][]string{{"if it were", "requests hit", "share"}}
+	if !tier.Single {
+		rows[0] = append(rows[0], "clients hit", "share")
+	}
 	for _, c := range r.Candidates {
 		row := []string{fmt.Sprintf("%d/%s", c.Count, windowName(r.window)), thousands(c.Requests), percent(c.RequestShare)}
-		if tier.Single {
-			row = append(row, "", "")
-		} else {
+		if !tier.Single {
 			row = append(row, thousands(c.Clients), percent(c.ClientShare))
 		}
 		rows = append(rows, append(row, c.mark(r)))
