@@ -77,6 +77,9 @@ func (c *caddyServer) reload(caddyfile string) error {
 	}
 	request.Header.Set("Content-Type", "text/caddyfile")
 	request.Header.Set("Cache-Control", "must-revalidate") // load it even if it is the same
+	// Each load replaces the admin endpoint, which may close a connection just as this is written to it. To load a config
+	// twice does no harm, so it may be sent again. A nil value is not sent.
+	request.Header["Idempotency-Key"] = nil
 	response, err := c.admin.Do(request)
 	if err != nil {
 		return err
