@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -83,10 +84,7 @@ func servedOverWire(t *testing.T, to, from string, n int) int {
 // freeAddress is an address on which nothing listens.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", ports.Free(t))
 }
 
 // start runs a program until the test ends.

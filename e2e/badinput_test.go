@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"net/http"
 	"strings"
 	"testing"
@@ -83,7 +84,7 @@ func TestAbsurdHeaders(t *testing.T) {
 		{"Forwarded", "Forwarded: for=%s\r\n", absurdForwarded},
 	} {
 		t.Run(test.header, func(t *testing.T) {
-			port := freePort(t)
+			port := ports.Free(t)
 			startCaddy(t, fmt.Sprintf(`
 				{
 					servers {
@@ -151,7 +152,7 @@ func rawStatuses(t *testing.T, n int, source string, port int, fields string) []
 
 // What exceeds the server's own bound on header fields is refused by the server and costs nobody anything.
 func TestHeadersOverTheServersBound(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	startCaddy(t, fmt.Sprintf(":%d {\n\tbind 127.0.0.1\n\ttiered_limit {\n\t\ttrusted_hops 1\n\t\ttier ip 1/%s\n\t}\n\trespond ok\n}\n",
 		port, always))
 	fields := line("X-Forwarded-For", strings.Repeat("198.51.100.1, ", 4000)+"198.51.100.1")

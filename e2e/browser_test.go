@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"net/http"
 	"os/exec"
 	"strings"
@@ -111,9 +112,9 @@ func TestBrowserReadsRefusal(t *testing.T) {
 	requireProgram(t, "chromium", "chromium")
 	for _, cors := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cors %t", cors), func(t *testing.T) {
-			port := freePort(t)
+			port := ports.Free(t)
 			origin, findings := serveApplication(t, port, 5)
-			config := example(t, "graphql/Caddyfile", map[string]int{":8080": port, ":9080": freePort(t)})
+			config := example(t, "graphql/Caddyfile", map[string]int{":8080": port, ":9080": ports.Free(t)})
 			config = strings.Replace(config, "tiered_limit {", "log\n\ttiered_limit {", 1)
 			if !cors {
 				line := "\t\tcors {$APP_ORIGIN:http://localhost:3000}\n"

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -41,11 +42,11 @@ func startCaddy(t *testing.T, caddyfile string, env ...string) *caddyServer {
 	config := filepath.Join(dir, "Caddyfile")
 	require.NoError(t, os.WriteFile(config, []byte(caddyfile), 0o600))
 	c := &caddyServer{socket: filepath.Join(dir, "admin.sock")}
-	c.admin = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
+	c.admin = &http.Client{Timeout: time.Minute, Transport: &adminTransport{http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", c.socket)
 		},
-	}}
+	}}}
 	cmd := exec.Command(caddyBinary(t), "run", "--config", config, "--adapter", "caddyfile")
 	cmd.Dir = dir
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "CADDY_ADMIN=unix/" + c.socket}, env...)
@@ -53,6 +54,26 @@ func startCaddy(t *testing.T, caddyfile string, env ...string) *caddyServer {
 	c.process = startProcess(t, cmd)
 	c.waitFor(t, "caddy to start", func() bool { return strings.Contains(c.output(), `"msg":"serving initial configuration"`) })
 	return c
+}
+
+// adminTransport sends a request again when the connection ends without an answer: each load replaces the admin endpoint,
+// which may close a connection just as a request is written to it. Nothing that tests ask of it does harm if done twice.
+type adminTransport struct{ http.Transport }
+
+// RoundTrip implements [http.RoundTripper].
+func (a *adminTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	for attempt := 0; ; attempt++ {
+		response, err := a.Transport.RoundTrip(request)
+		ended := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+		if !ended || attempt == 5 {
+			return response, err
+		}
+		if request.GetBody != nil {
+			if request.Body, err = request.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
 }
 
 // checkOutput fails the test for what no Caddy may ever print.
@@ -77,9 +98,6 @@ func (c *caddyServer) reload(caddyfile string) error {
 	}
 	request.Header.Set("Content-Type", "text/caddyfile")
 	request.Header.Set("Cache-Control", "must-revalidate") // load it even if it is the same
-	// Each load replaces the admin endpoint, which may close a connection just as this is written to it. To load a config
-	// twice does no harm, so it may be sent again. A nil value is not sent.
-	request.Header["Idempotency-Key"] = nil
 	response, err := c.admin.Do(request)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"maps"
 	"net"
 	"net/http"
@@ -61,7 +62,7 @@ func operatorSite(port int, limit, more string) string {
 }
 
 func TestOperatorAsksAndSteers(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, operatorSite(port, "3/"+always, "{\ndebug\n}"))
 	client, url := clientFrom(t, "127.0.0.1"), fmt.Sprintf("http://127.0.0.1:%d/", port)
 	from := func(address string) []string { return []string{"X-Forwarded-For", "9.9.9.9, " + address, "X-Key", "k"} }
@@ -136,7 +137,7 @@ func adminLog(c *caddyServer) string {
 // After a reload the admin API shows the new configuration, after a refused one still the old one, whether it was refused
 // before or when it was started.
 func TestOperatorSeesTheRunningConfig(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, operatorSite(port, "3/m", ""))
 	limit := func() string {
 		status, body := c.ask(t, http.MethodGet, "/tiered_limit/", "")
@@ -198,7 +199,7 @@ func seriesOf(scrape string) map[string]string {
 // A scrape has every metric, with its labels and the values that the requests make it have; it has them still after a
 // reload, and no more series however many clients there are.
 func TestOperatorScrapesEveryMetric(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, operatorSite(port, "3/"+always, ""))
 	client, url := clientFrom(t, "127.0.0.1"), fmt.Sprintf("http://127.0.0.1:%d/", port)
 	served(t, 5, client, url, "X-Forwarded-For", "203.0.113.7")
@@ -253,7 +254,7 @@ func TestOperatorScrapesEveryMetric(t *testing.T) {
 
 // Without log_keys nobody is named, but who is suspected can be looked up by the fingerprint.
 func TestOperatorLooksUpAFingerprint(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, fmt.Sprintf(`
 		:%d {
 			bind 127.0.0.1
@@ -326,7 +327,7 @@ func TestOperatorReadsHelp(t *testing.T) {
 // fail2ban finds those whom a live Caddy has refused, by the access log that it writes, whatever they send.
 func TestOperatorBansByTheAccessLog(t *testing.T) {
 	program := requireProgram(t, "fail2ban-regex", "fail2ban")
-	port, log := freePort(t), filepath.Join(tempDir(t), "access.log")
+	port, log := ports.Free(t), filepath.Join(tempDir(t), "access.log")
 	c := startCaddy(t, fmt.Sprintf(`
 		{
 			servers {
@@ -393,7 +394,7 @@ func TestOperatorResetsOnEveryReplica(t *testing.T) {
 			}
 		`, port, always, redis.Addr())
 	}
-	ports := []int{freePort(t), freePort(t)}
+	ports := []int{ports.Free(t), ports.Free(t)}
 	var replicas []*caddyServer
 	var urls []string
 	for _, port := range ports {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"maps"
 	"net/http"
 	"slices"
@@ -78,7 +79,7 @@ func sendSecrets(t *testing.T, url string) []answer {
 
 // No response, log line of the module's or metric names a client, in any way, unless the log is told to.
 func TestNothingNamesAClient(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, privateSite(port, ""))
 	answers := sendSecrets(t, fmt.Sprintf("http://127.0.0.1:%d/path", port))
 	stacks := c.metrics(t)
@@ -116,7 +117,7 @@ func TestNothingNamesAClient(t *testing.T) {
 
 // With log_keys the refusals in the log name the client and the key. That also shows that the test above would see them.
 func TestLogKeysNamesClients(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, privateSite(port, "log_keys"))
 	answers := sendSecrets(t, fmt.Sprintf("http://127.0.0.1:%d/path", port))
 	require.Equal(t, 429, answers[2].status)

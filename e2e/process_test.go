@@ -135,24 +135,6 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
-// freePort is a port on which nothing listens, neither by TCP nor by UDP.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		tcp, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		port := tcp.Addr().(*net.TCPAddr).Port
-		udp, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", port))
-		require.NoError(t, tcp.Close())
-		if err == nil {
-			require.NoError(t, udp.Close())
-			return port
-		}
-	}
-	t.Fatal("no port is free for TCP and UDP")
-	return 0
-}
-
 // requireProgram is the path of a program. Where it is not installed the test is skipped; but with CI=true, where it
 // has to be there, it fails.
 func requireProgram(t *testing.T, name, debianPackage string) string {

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"math/big"
 	"net"
 	"net/http"
@@ -96,7 +97,7 @@ func clientOverQUIC(t *testing.T, source string, trust *tls.Config) *http.Client
 // A client has one budget, whichever version of HTTP it speaks, and each of them carries the same fields.
 func TestProtocolsShareABudget(t *testing.T) {
 	certFile, keyFile, trust := certificate(t)
-	plain, secure := freePort(t), freePort(t)
+	plain, secure := ports.Free(t), ports.Free(t)
 	startCaddy(t, fmt.Sprintf(`
 		{
 			auto_https off

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -135,7 +136,7 @@ func checkForging(t *testing.T, url string, limit int) {
 
 // Clients reach Caddy through HAProxy and nginx, which both append to X-Forwarded-For.
 func TestTwoProxiesAndForgingClients(t *testing.T) {
-	front, middle, port := freePort(t), freePort(t), freePort(t)
+	front, middle, port := ports.Free(t), ports.Free(t), ports.Free(t)
 	c := startCaddy(t, fmt.Sprintf(`
 		:%d {
 			bind 127.0.0.1
@@ -172,13 +173,13 @@ func (c *caddyServer) warnings() []string {
 // The examples for HAProxy and nginx work with the configuration of the proxy that stands beside them.
 func TestExampleProxies(t *testing.T) {
 	t.Run("haproxy", func(t *testing.T) {
-		front, port := freePort(t), freePort(t)
+		front, port := ports.Free(t), ports.Free(t)
 		startCaddy(t, example(t, "haproxy/Caddyfile", map[string]int{":8080": port}))
 		startHAProxy(t, example(t, "haproxy/haproxy.cfg", map[string]int{":8000": front, ":8080": port}), front)
 		checkExampleProxy(t, front)
 	})
 	t.Run("nginx", func(t *testing.T) {
-		front, port := freePort(t), freePort(t)
+		front, port := ports.Free(t), ports.Free(t)
 		startCaddy(t, example(t, "nginx/Caddyfile", map[string]int{":8080": port}))
 		config := example(t, "nginx/nginx.conf", map[string]int{":8000": front, ":8080": port})
 		config = strings.Replace(config, "/tmp/tiered-limit-nginx.pid", "nginx.pid", 1)
@@ -228,7 +229,7 @@ func TestUnixSocket(t *testing.T) {
 			import site 0
 		}`, dir, always))
 	start := func(socket, extra string) string {
-		port := freePort(t)
+		port := ports.Free(t)
 		startNginx(t, nginxConfig(tempDir(t), port, "http://unix:"+dir+"/"+socket, extra), port)
 		return fmt.Sprintf("http://127.0.0.1:%d/", port)
 	}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"os"
 	"strconv"
 	"strings"
@@ -27,8 +28,8 @@ func example(t *testing.T, file string, ports map[string]int) string {
 
 // The quick start's configuration serves five requests in a minute, from each client, and says why it refuses the sixth.
 func TestQuickstart(t *testing.T) {
-	port := freePort(t)
-	startCaddy(t, example(t, "quickstart/Caddyfile", map[string]int{":8080": port, ":9080": freePort(t)}))
+	port := ports.Free(t)
+	startCaddy(t, example(t, "quickstart/Caddyfile", map[string]int{":8080": port, ":9080": ports.Free(t)}))
 	url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 
 	seen := inOneMinute(t, func(attempt int) []answer {

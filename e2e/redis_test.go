@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"io"
 	"net/http"
 	"strconv"
@@ -30,7 +31,7 @@ func startSharing(t *testing.T, timeout, tiers string) *sharing {
 	t.Helper()
 	s := &sharing{redis: redistest.Start(t), client: clientFrom(t, "127.0.0.1")}
 	for range 2 {
-		port := freePort(t)
+		port := ports.Free(t)
 		s.caddies = append(s.caddies, startCaddy(t, fmt.Sprintf(`
 			:%d {
 				bind 127.0.0.1

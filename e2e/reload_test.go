@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"io"
 	"net/http"
 	"sync"
@@ -121,7 +122,7 @@ func refusedSite(port, other int, name string) string {
 func TestReloadUnderLoad(t *testing.T) {
 	for _, name := range []string{"api", ""} {
 		t.Run("stack "+name, func(t *testing.T) {
-			port, other := freePort(t), freePort(t)
+			port, other := ports.Free(t), ports.Free(t)
 			c := startCaddy(t, reloadedSite(port, other, name, loadBudget, 0))
 			url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 			l := startLoad(t, url)
@@ -181,7 +182,7 @@ func TestStopWhileRequestsRun(t *testing.T) {
 	})
 	var once sync.Once
 	t.Cleanup(func() { once.Do(func() { close(release) }) })
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, fmt.Sprintf(`
 		:%d {
 			bind 127.0.0.1

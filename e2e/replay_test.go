@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"io"
 	"maps"
 	"math/rand/v2"
@@ -178,7 +179,7 @@ func runReplay(t *testing.T, stdin io.Reader, args ...string) string {
 // there were: by each tier, exactly.
 func TestReplayOfALiveLog(t *testing.T) {
 	const n = 1500
-	port, dir := freePort(t), tempDir(t)
+	port, dir := ports.Free(t), tempDir(t)
 	var c *caddyServer
 	var config, log string
 	var live liveRefusals

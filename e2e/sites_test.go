@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -17,7 +18,7 @@ func TestTwoSites(t *testing.T) {
 		{"a name", "both", 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			port := freePort(t)
+			port := ports.Free(t)
 			startCaddy(t, fmt.Sprintf(`
 				(limits) {
 					tiered_limit %[2]s {
@@ -46,7 +47,7 @@ func TestTwoSites(t *testing.T) {
 
 // Nothing is limited where it is not stated who stands in front, and the log says so once.
 func TestNothingStated(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, fmt.Sprintf(":%d {\n\tbind 127.0.0.1\n\ttiered_limit {\n\t\ttier ip 1/d\n\t}\n\trespond ok\n}\n", port))
 	client := clientFrom(t, "127.0.0.10")
 	assert.Equal(t, 20, served(t, 20, client, fmt.Sprintf("http://127.0.0.1:%d/", port), "X-Forwarded-For", "203.0.113.1"))

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"net/http"
 	"strings"
 	"testing"
@@ -84,7 +85,7 @@ func TestChargingAndOrder(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			port := freePort(t)
+			port := ports.Free(t)
 			startCaddy(t, usersSite(port, test.stack))
 			url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 			nat := clientFrom(t, "127.0.0.10")
@@ -96,7 +97,7 @@ func TestChargingAndOrder(t *testing.T) {
 
 // Each tier is named, on served responses and on refusals, as it comes to bind.
 func TestEachTierBinds(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	config := `
 		:%d {
 			bind 127.0.0.1
@@ -135,7 +136,7 @@ func TestEachTierBinds(t *testing.T) {
 
 // The access log says what became of each request, and which tier refused.
 func TestAccessLog(t *testing.T) {
-	port := freePort(t)
+	port := ports.Free(t)
 	c := startCaddy(t, usersSite(port, fmt.Sprintf("tier user 1/%s\nexempt /health", always)))
 	url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 	client := clientFrom(t, "127.0.0.10")

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"io"
 	"net"
 	"net/http"
@@ -28,7 +29,7 @@ func upgrading(w http.ResponseWriter, _ *http.Request) {
 // both ways.
 func TestWebSocketUpgrade(t *testing.T) {
 	upstream := newUpstream(t, upgrading)
-	port := freePort(t)
+	port := ports.Free(t)
 	startCaddy(t, fmt.Sprintf(`
 		:%d {
 			bind 127.0.0.1

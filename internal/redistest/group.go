@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,7 +16,7 @@ func Cluster(t testing.TB, masters int) []*Server {
 	nodes := make([]*Server, masters)
 	for i := range nodes {
 		nodes[i] = Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000",
-			"--cluster-require-full-coverage", "no", "--cluster-port", strconv.Itoa(FreePort(t)))
+			"--cluster-require-full-coverage", "no", "--cluster-port", strconv.Itoa(ports.Free(t)))
 	}
 	const slots = 16384
 	for i, node := range nodes {

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"net"
 	"os"
 	"os/exec"
@@ -64,7 +65,7 @@ func Start(t testing.TB, args ...string) *Server {
 func New(t testing.TB, args ...string) *Server {
 	t.Helper()
 	Need(t, "redis-server")
-	s := &Server{t: t, Dir: t.TempDir(), Port: FreePort(t), env: &Conn{}}
+	s := &Server{t: t, Dir: t.TempDir(), Port: ports.Free(t), env: &Conn{}}
 	s.args = append([]string{
 		"--port", strconv.Itoa(s.Port), "--bind", "127.0.0.1", "--dir", s.Dir, "--save", "", "--appendonly", "no",
 		"--daemonize", "no", "--protected-mode", "no",
@@ -180,17 +181,6 @@ func Await(condition func() bool) bool {
 		}
 	}
 	return true
-}
-
-// FreePort returns a port that nobody listens on.
-func FreePort(t testing.TB) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
 
 // Do sends a command and returns the reply, which is a string, an int64, nil, or a []any of these.
