@@ -382,3 +382,25 @@ func TestRedisForeignValuesCountAsNone(t *testing.T) {
 		assert.Positive(t, server.Do("PTTL", key), "%q", plant)
 	}
 }
+
+// What stands in place of a reset generation is no reason to decide nothing, and the next reset replaces it.
+func TestRedisForeignGenerationsCountAsNone(t *testing.T) {
+	server := redistest.Start(t)
+	c := replica(t, stackOf(plainTier("ip", 2, day)), on(server))
+	take(t, c, "a")
+	for _, plant := range [][]string{
+		{"LPUSH", c.reset, "x"}, {"SET", c.reset, "garbage"}, {"SET", c.reset, ""}, {"SET", c.reset, "-5"}, {"SET", c.reset, "nan"},
+		{"SET", c.reset, "inf"}, {"SET", c.reset, "-inf"}, {"SET", c.reset, "9e99"}, {"SET", c.reset, "9007199254740993"},
+	} {
+		server.Do("DEL", c.reset)
+		server.Do(plant...)
+		by, states := take(t, c, "a")
+		assert.Equal(t, -1, by, "%q", plant)
+		assert.Equal(t, int64(2), states[0].Used, "%q", plant)
+		require.NoError(t, c.Reset(t.Context(), time.Now(), claimsOf("a")), "%q", plant)
+		generation, err := strconv.ParseInt(server.Do("GET", c.reset).(string), 10, 64)
+		require.NoError(t, err, "%q", plant)
+		assert.InDelta(t, time.Now().UnixMilli(), generation, 60_000, "%q", plant)
+		take(t, c, "a")
+	}
+}

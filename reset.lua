@@ -7,6 +7,7 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local before = tonumber(redis.call('MGET', KEYS[1])[1]) or 0
+if not (before >= 0 and before < 2 ^ 53) then before = 0 end -- what no reset has written
 local generation = math.max(before + 1, now)
 for n = 2, #KEYS do redis.call('DEL', KEYS[n]) end
 redis.call('SET', KEYS[1], generation, 'PX', ARGV[1])

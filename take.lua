@@ -103,5 +103,7 @@ for n = 2, last do
 	end
 	reply[n], reply[last + 1 + n] = used[n], left[n]
 end
-reply[last + 1], reply[last + 2] = refused or -1, tonumber(values[1]) or 0
+local generation = tonumber(values[1])
+if not (generation and generation >= 0 and generation < 2 ^ 53) then generation = 0 end -- what no reset has written
+reply[last + 1], reply[last + 2] = refused or -1, generation
 return struct.pack('>' .. string.rep('d', 2 * last + 1), unpack(reply, 1, 2 * last + 1))
