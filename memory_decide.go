@@ -49,20 +49,15 @@ func (m *memoryCounters) decideWith(p []probe, now time.Time, claims []Claim, in
 	} else if len(into) < n {
 		return Decision{RefusedBy: -1}, fmt.Errorf("%d limits are claimed, with room for the states of %d", n, len(into))
 	}
-	for attempt := 0; ; attempt++ {
-		wall, line := m.stack.clock.read(now.UnixMilli())
-		if !m.lock(p, line, wall, attempt < patience) {
-			m.unlock(p)
-			continue
-		}
+	for {
+		wall, line := m.hold(p, now.UnixMilli())
 		refusedBy := m.judge(p, claims)
-		if charge && !m.charge(p, claims, refusedBy) {
-			m.unlock(p)
-			continue
-		}
+		done := !charge || m.charge(p, claims, refusedBy)
 		m.unlock(p)
-		m.report(p, claims, into, refusedBy, line, wall)
-		return Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
+		if done {
+			m.report(p, claims, into, refusedBy, line, wall)
+			return Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
+		}
 	}
 }
 
@@ -72,17 +67,10 @@ func (m *memoryCounters) Reset(_ context.Context, now time.Time, claims []Claim)
 	if _, err := m.claim(p, claims); err != nil {
 		return err
 	}
-	for attempt := 0; ; attempt++ {
-		wall, line := m.stack.clock.read(now.UnixMilli())
-		locked := m.lock(p, line, wall, attempt < patience)
-		if locked {
-			m.zero(p)
-		}
-		m.unlock(p)
-		if locked {
-			return nil
-		}
-	}
+	m.hold(p, now.UnixMilli())
+	m.zero(p)
+	m.unlock(p)
+	return nil
 }
 
 // zero empties the counters that lock has found.
@@ -124,9 +112,21 @@ func (m *memoryCounters) claim(p []probe, claims []Claim) (int, error) {
 	return limits, nil
 }
 
-// patience is how often a decision looks again for the time, since somebody has begun a later window meanwhile. There is
-// an end to it only for the case that a caller got ahead of the clock while that was set back.
+// patience is how often a decision looks again for the time. There is an end to it only for the case that a caller got
+// ahead of the clock while that was set back.
 const patience = 100
+
+// hold locks the counters of all claimed limits, and returns the time. If somebody else has begun a later window
+// meanwhile, it is later than that.
+func (m *memoryCounters) hold(p []probe, now int64) (int64, *timeline) {
+	for attempt := 0; ; attempt++ {
+		wall, line := m.stack.clock.read(now)
+		if m.lock(p, line, wall, attempt < patience) {
+			return wall, line
+		}
+		m.unlock(p)
+	}
+}
 
 // lock finds the counters of all claimed limits and locks them, in the order that all handles keep to. If it is to be
 // punctual, it stops at a counter whose window has yet to begin, and returns false.

@@ -312,8 +312,7 @@ func TestMemoryRoomIsLost(t *testing.T) {
 	p := make([]probe, len(m.limits))
 	_, err := m.claim(p, claims)
 	require.NoError(t, err)
-	wall, line := m.stack.clock.read(monday.UnixMilli())
-	require.True(t, m.lock(p, line, wall, true))
+	m.hold(p, monday.UnixMilli())
 	require.Equal(t, -1, m.judge(p, claims))
 	users := m.limits[1].table
 	require.True(t, users.reserve(p[1].end, 1))

@@ -100,10 +100,13 @@ func parseRedisReply(result rueidis.RedisResult, limits int) (redisReply, error)
 }
 
 // number is the nth number.
-func (r redisReply) number(n int) int64 {
+func (r redisReply) number(n int) int64 { return int64(r.float(n)) }
+
+// float is the nth number as the script has packed it.
+func (r redisReply) float(n int) float64 {
 	var word [8]byte
 	copy(word[:], r.text[8*n:])
-	return int64(math.Float64frombits(binary.BigEndian.Uint64(word[:])))
+	return math.Float64frombits(binary.BigEndian.Uint64(word[:]))
 }
 
 // redisMostNumber is where numbers of the script's end.
@@ -111,9 +114,7 @@ const redisMostNumber = 1 << 53
 
 // within tells whether the nth number is one from least to most.
 func (r redisReply) within(n int, least, most float64) bool {
-	var word [8]byte
-	copy(word[:], r.text[8*n:])
-	f := math.Float64frombits(binary.BigEndian.Uint64(word[:]))
+	f := r.float(n)
 	return f >= least && f <= most // NaN is not
 }
 
