@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/visible"
 )
 
 // command runs a command below tiered-limit against the admin API of an edge.
@@ -161,6 +163,6 @@ func TestPlain(t *testing.T) {
 	for text, want := range map[string]string{
 		`a "b" c`: `a "b" c`, "": "", "a\x1b[2J b": `a\x1b[2J b`, "a\nb": `a\nb`, "a \u202eb": `a \u202eb`, "\xff": `\xff`,
 	} {
-		assert.Equal(t, want, plainText(text))
+		assert.Equal(t, want, visible.Text(text))
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/visible"
 )
 
 // textTable prints rows of cells in columns, below a heading.
@@ -34,15 +34,6 @@ func plain(s string) string {
 		return quoted
 	}
 	return s
-}
-
-// plainText is a sentence made safe in the same way. Its blanks and quotes stay.
-func plainText(s string) string {
-	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return s
-	}
-	quoted := strconv.Quote(s)
-	return quoted[1 : len(quoted)-1]
 }
 
 // plainKey is the parts of a key.
@@ -182,7 +173,7 @@ func limitsText(limits []limitStatus) string {
 func keysText(keys [][]string) string {
 	texts := make([]string, len(keys))
 	for i, parts := range keys {
-		texts[i] = plainText(strings.Join(parts, " "))
+		texts[i] = visible.Text(strings.Join(parts, " "))
 	}
 	if text := strings.Join(texts, " or "); text != "" {
 		return text
@@ -263,7 +254,7 @@ func (e *explanation) print(w io.Writer) error {
 		fmt.Fprintf(w, ", retry in %d s", e.RetryAfter)
 	}
 	if e.Error != "" {
-		fmt.Fprintf(w, ": %s", plainText(e.Error))
+		fmt.Fprintf(w, ": %s", visible.Text(e.Error))
 	}
 	fmt.Fprintln(w)
 	return nil
@@ -276,7 +267,7 @@ func (t *tierView) rows(table *textTable) {
 		name += " (dry)"
 	}
 	if !t.Applies {
-		table.add(name, "-", "-", "-", "-", "-", "-", plainText(t.Why))
+		table.add(name, "-", "-", "-", "-", "-", "-", visible.Text(t.Why))
 		return
 	}
 	key := "one for all"
@@ -287,7 +278,7 @@ func (t *tierView) rows(table *textTable) {
 		verdict := "allows"
 		switch {
 		case t.Why != "":
-			verdict = plainText(t.Why)
+			verdict = visible.Text(t.Why)
 		case t.Limits[i].Exceeded:
 			verdict = "refuses"
 		}

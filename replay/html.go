@@ -5,6 +5,8 @@ import (
 	"html/template"
 	"io"
 	"strings"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/visible"
 )
 
 //go:embed page.html.tmpl
@@ -12,7 +14,7 @@ var pageText string
 
 // page is the template of the report as a page: one file that needs nothing else, and no scripts.
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
-	"v": visible, "n": thousands, "share": share, "percent": percent, "span": span1, "join": func(l []string) string { return strings.Join(l, ", ") },
+	"v": visible.Text, "n": thousands, "share": share, "percent": percent, "span": span1, "join": func(l []string) string { return strings.Join(l, ", ") },
 	"counts":    func(m map[string]int64) string { return listed("", m) },
 	"outcomes":  outcomeFacts,
 	"bad":       sum,

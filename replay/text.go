@@ -5,11 +5,11 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/visible"
 )
 
 // textReport writes a report as text.
@@ -37,33 +37,8 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// visible makes a text safe for a terminal and a page: what clients wrote may hold anything. Whatever does not print, line
-// breaks and the marks that turn the direction of writing included, is shown by its number.
-func visible(s string) string {
-	if strings.IndexFunc(s, unprintable) < 0 {
-		return s
-	}
-	var b strings.Builder
-	for len(s) > 0 {
-		r, size := utf8.DecodeRuneInString(s)
-		switch {
-		case r == utf8.RuneError && size == 1:
-			fmt.Fprintf(&b, `\x%02x`, s[0])
-		case unprintable(r):
-			quoted := strconv.QuoteRune(r)
-			b.WriteString(quoted[1 : len(quoted)-1])
-		default:
-			b.WriteRune(r)
-		}
-		s = s[size:]
-	}
-	return b.String()
-}
-
-func unprintable(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
-
 func (t *textReport) heading(text string) {
-	text = visible(text)
+	text = visible.Text(text)
 	if t.Len() > 0 {
 		t.WriteByte('\n')
 	}
@@ -78,7 +53,7 @@ func (t *textReport) item(mark, text string) {
 	indent := strings.Repeat(" ", utf8.RuneCountInString(mark))
 	line, width := mark, 0
 	for word := range strings.FieldsSeq(text) {
-		word = visible(word)
+		word = visible.Text(word)
 		n := utf8.RuneCountInString(word)
 		if width > 0 && len(indent)+width+1+n > textWidth {
 			fmt.Fprintln(t, line)
@@ -102,7 +77,7 @@ func (t *textReport) table(indent string, rows [][]string) {
 	var widths []int
 	for _, row := range rows {
 		for i, cell := range row {
-			cell = visible(cell)
+			cell = visible.Text(cell)
 			row[i] = cell
 			if i == len(widths) {
 				widths = append(widths, 0)
