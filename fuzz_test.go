@@ -142,8 +142,9 @@ func fuzzIdentity(definition, a, b string, last byte, masks prefixes) (identity 
 	repl.Set("a", a)
 	repl.Set("http.vars.b", b)
 	src := fuzzSource{r: r, repl: repl, addr: masks.mask(netip.AddrFrom4([4]byte{192, 0, 2, last}))}
-	values := strings.NewReplacer(`\{`, "{", `\}`, "}", "{http.request.header.A}", a, "{http.request.header.B}", b, "{a}", a,
-		"{http.vars.b}", b, "{http.tiered_limit.client_ip}", src.addr.String())
+	values := strings.NewReplacer(`\{`, "{", `\}`, "}", "{http.request.header.A}", a, "{http.request.header.B}", b,
+		"{http.request.header.a}", a, "{http.request.header.b}", b, "{a}", a, "{http.vars.b}", b,
+		"{http.tiered_limit.client_ip}", src.addr.String())
 	for i := range keys {
 		found, used := keys[i].appendIdentity(nil, src)
 		if !used {
@@ -179,6 +180,7 @@ func FuzzKeyEncoding(f *testing.F) {
 	f.Add("x{a}", "{a}", "y", "", "xy", "", byte(1), byte(1), byte(32), byte(32), false)
 	f.Add("{a}\n{http.vars.b}", "{http.vars.b}\n{a}", "v", "", "", "v", byte(1), byte(1), byte(32), byte(31), false)
 	f.Add(two, two, strings.Repeat("x", 256), "", strings.Repeat("x", 257), "", byte(1), byte(1), byte(32), byte(32), true)
+	f.Add("{http.request.header.a}0", "", "0", "", "1", "", byte(1), byte(1), byte(32), byte(32), true)
 	f.Add("static", `\{static\}`, "", "", "", "", byte(0), byte(0), byte(32), byte(32), false)
 	f.Add(two, two, "\x00\x00\x00\x01a", "", "\x00", "\x00\x00\x01a", byte(1), byte(1), byte(32), byte(32), true)
 	f.Fuzz(func(t *testing.T, def1, def2, a1, b1, a2, b2 string, last1, last2, bits1, bits2 byte, same bool) {
