@@ -79,8 +79,7 @@ func checkReplicas(t *testing.T, text string) {
 	assert.Equal(t, 60, replicas[1].served(70, from("203.0.113.9")), "the second has seen nothing of this client")
 	server.Run()
 	for _, e := range replicas {
-		breaker := e.handlers()[0].counters.(*redisCounters).stack.breaker
-		require.True(t, redistest.Await(breaker.allows))
+		require.True(t, redistest.Await(e.handlers()[0].counters.(Connector).Connected))
 	}
 	assert.Equal(t, 60, servedByAll(t, 128, from("203.0.113.9"), replicas[0], replicas[1]), "Redis has forgotten all")
 }
@@ -89,7 +88,7 @@ func checkReplicas(t *testing.T, text string) {
 // share a Redis.
 func TestExampleReplicas(t *testing.T) {
 	haproxy := redistest.Need(t, "haproxy")
-	server := redistest.Start(t, redisArgs(readText(t, "examples/replicas/redis.conf"))...)
+	server := redistest.Start(t, redistest.Args(readText(t, "examples/replicas/redis.conf"))...)
 	var backends []string
 	var asked [2]atomic.Int64
 	for i, port := range []string{"8081", "8082"} {
@@ -127,22 +126,6 @@ func TestExampleReplicas(t *testing.T) {
 	for i := range asked {
 		assert.Equal(t, int64(70), asked[i].Load(), "requests to instance %d", i)
 	}
-}
-
-// redisArgs are the settings of a redis.conf as arguments, but for where to listen.
-func redisArgs(config string) []string {
-	var args []string
-	for line := range strings.Lines(config) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] == "#" || fields[0] == "bind" || fields[0] == "port" {
-			continue
-		}
-		args = append(args, "--"+fields[0])
-		for _, value := range fields[1:] {
-			args = append(args, strings.Trim(value, `"`))
-		}
-	}
-	return args
 }
 
 // The parts of the example that no test can start fit the others: names of files, variables, ports and versions.

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tieredlimit "github.com/tieredlimit/caddy-tieredlimit"
-	"github.com/tieredlimit/caddy-tieredlimit/storetest"
+	"github.com/tieredlimit/caddy-tieredlimit/store/storetest"
 )
 
 // modelTier is a tier as the model knows it.

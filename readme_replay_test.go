@@ -13,19 +13,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tieredlimit/caddy-tieredlimit/replay"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/readmetest"
 )
 
 func init() { readmeClaims["Replay access logs/1"] = claimReplay }
 
 // claimReplay runs the block's command on a log of one request, and compares the section's options with the command's.
-func claimReplay(t *testing.T, b readmeBlock) {
+func claimReplay(t *testing.T, b readmetest.Block) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
-	args := strings.Fields(strings.TrimPrefix(strings.TrimSpace(b.text), "caddy tiered-limit replay "))
+	args := strings.Fields(strings.TrimPrefix(strings.TrimSpace(b.Text), "caddy tiered-limit replay "))
 	args[slices.Index(args, "Caddyfile")] = write("Caddyfile", ":80 {\ntiered_limit {\ntrusted_hops 0\ntier ip 600/m\n}\nrespond ok\n}\n")
 	args[slices.Index(args, "report.html")] = filepath.Join(dir, "report.html")
 	args[slices.Index(args, "/var/log/caddy/access*")] = write("access.log", `{"level":"info","ts":1796000000.5,"logger":"http.log.access",`+

@@ -20,42 +20,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/readmetest"
+	"github.com/tieredlimit/caddy-tieredlimit/store/memory"
 )
 
-// readmeBlock is a fenced block of the README.
-type readmeBlock struct {
-	name     string // the heading that it stands under, and its number there: Quick start/1
-	language string
-	line     int
-	text     string
-}
-
-// readmeBlocks are the fenced blocks, in order.
-func readmeBlocks(t *testing.T) []readmeBlock {
-	t.Helper()
-	var blocks []readmeBlock
-	var open *readmeBlock
-	heading, number := "", 0
-	for i, line := range strings.Split(readText(t, "README.md"), "\n") {
-		switch {
-		case open != nil && line == "```":
-			blocks = append(blocks, *open)
-			open = nil
-		case open != nil:
-			open.text += line + "\n"
-		case strings.HasPrefix(line, "```"):
-			number++
-			open = &readmeBlock{name: fmt.Sprintf("%s/%d", heading, number), language: line[3:], line: i + 1}
-		case strings.HasPrefix(line, "#"):
-			heading, number = strings.TrimLeft(line, "# "), 0
-		}
-	}
-	require.Nil(t, open, "a block is not closed")
-	return blocks
-}
+// readme is the document that says what the module does.
+const readme = "README.md"
 
 // readmeClaims check that blocks do what the text around them says.
-var readmeClaims = map[string]func(t *testing.T, block readmeBlock){
+var readmeClaims = map[string]func(t *testing.T, block readmetest.Block){
 	"Quick start/2":                 claimQuickstartConfig,
 	"Quick start/4":                 claimFirstAnswer,
 	"Quick start/5":                 claimSixthAnswer,
@@ -78,17 +52,17 @@ var readmeClaims = map[string]func(t *testing.T, block readmeBlock){
 	"Logs, placeholders, metrics/1": claimAccessLog,
 	"Memory/1":                      claimMaxKeys,
 	"Sharing counters: Redis/1":     claimShared,
-	"Settings/1":                    claimRedisSyntax,
-	"What is stored/1":              claimRedisKeys,
-	"The server/1":                  claimRedisConfig,
-	"The server/2":                  claimRedisUser,
-	"Cluster and sentinel/1":        claimRedisMode(redisCluster),
-	"Cluster and sentinel/2":        claimRedisMode(redisSentinel),
+	"Settings/1":                    claimElsewhere("store/redis"),
+	"What is stored/1":              claimElsewhere("store/redis"),
+	"The server/1":                  claimElsewhere("store/redis"),
+	"The server/2":                  claimElsewhere("store/redis"),
+	"Cluster and sentinel/1":        claimRedisMode("cluster"),
+	"Cluster and sentinel/2":        claimRedisMode("sentinel"),
 	"Stores by others/1":            claimFile("examples/mapstore/store.go"),
 	"Stores by others/2":            claimFile("examples/mapstore/store_test.go"),
 	"Migrating from rate_limit/1":   claimOtherPlugin,
 	"Migrating from rate_limit/2":   claimMigrated,
-	"The access log names another client/1": func(t *testing.T, b readmeBlock) {
+	"The access log names another client/1": func(t *testing.T, b readmetest.Block) {
 		e := loadBlock(t, b)
 		e.send(request{peer: "10.0.0.1:1", header: forwarded("X-Forwarded-For", "192.0.2.1, 203.0.113.7")})
 		assert.Contains(t, e.logs.text(), `"limited_client":"203.0.113.7"`)
@@ -98,25 +72,25 @@ var readmeClaims = map[string]func(t *testing.T, block readmeBlock){
 // Every fenced block of the README is executed: configurations load and, where the text says what they do, do it;
 // answers are those of the server; commands are ones that exist.
 func TestReadmeBlocks(t *testing.T) {
-	blocks := readmeBlocks(t)
+	blocks := readmetest.Blocks(t, readme)
 	require.Greater(t, len(blocks), 20)
 	executed := make(map[string]bool)
 	for _, b := range blocks {
-		t.Run(fmt.Sprintf("line %d", b.line), func(t *testing.T) {
-			claim := readmeClaims[b.name]
-			executed[b.name] = true
+		t.Run(fmt.Sprintf("line %d", b.Line), func(t *testing.T) {
+			claim := readmeClaims[b.Name]
+			executed[b.Name] = true
 			switch {
 			case claim != nil:
 				claim(t, b)
-			case b.language == "caddyfile":
+			case b.Language == "caddyfile":
 				e := loadBlock(t, b)
 				assert.Empty(t, e.logs.lines("warn", ""), "warnings at load")
-			case b.language == "json":
+			case b.Language == "json":
 				checkReadmeJSON(t, b)
-			case b.language == "sh":
+			case b.Language == "sh":
 				checkCommands(t, b)
 			default:
-				t.Fatalf("no test executes this %s block; add a claim for %q", b.language, b.name)
+				t.Fatalf("no test executes this %s block; add a claim for %q", b.Language, b.Name)
 			}
 		})
 	}
@@ -135,14 +109,14 @@ func siteConfig(text string) string {
 }
 
 // loadBlock provisions a block, which must be formatted as caddy fmt does.
-func loadBlock(t *testing.T, b readmeBlock) *edge {
+func loadBlock(t *testing.T, b readmetest.Block) *edge {
 	t.Helper()
-	assert.Equal(t, string(caddyfile.Format([]byte(b.text))), b.text, "caddy fmt")
-	return newWiredEdge(t, adapt(t, siteConfig(b.text)))
+	assert.Equal(t, string(caddyfile.Format([]byte(b.Text))), b.Text, "caddy fmt")
+	return newWiredEdge(t, adapt(t, siteConfig(b.Text)))
 }
 
-func checkReadmeJSON(t *testing.T, b readmeBlock) {
-	e := newEdgeJSON(t, handlerConfig(b.text))
+func checkReadmeJSON(t *testing.T, b readmetest.Block) {
+	e := newEdgeJSON(t, handlerConfig(b.Text))
 	post := request{method: "POST", url: "http://localhost/posts", header: forwarded("X-Forwarded-For", "203.0.113.7")}
 	assert.Equal(t, 10, e.served(12, post))
 	assert.Equal(t, 30, e.served(30, request{url: "http://localhost/health"}))
@@ -164,8 +138,8 @@ var commands = []string{
 
 var pathInCommand = regexp.MustCompile(`(?:\./|--config |bash )(\.?\w[\w/]*)`)
 
-func checkCommands(t *testing.T, b readmeBlock) {
-	for line := range strings.Lines(b.text) {
+func checkCommands(t *testing.T, b readmetest.Block) {
+	for line := range strings.Lines(b.Text) {
 		known := slices.ContainsFunc(commands, func(c string) bool { return strings.HasPrefix(line, c) })
 		assert.True(t, known, "unknown command %q", line)
 		for _, path := range pathInCommand.FindAllStringSubmatch(line, -1) {
@@ -188,16 +162,16 @@ func existing(path string) string {
 	return path
 }
 
-func claimQuickstartConfig(t *testing.T, b readmeBlock) {
-	assert.Contains(t, readText(t, "examples/quickstart/Caddyfile"), b.text)
+func claimQuickstartConfig(t *testing.T, b readmetest.Block) {
+	assert.Contains(t, readText(t, "examples/quickstart/Caddyfile"), b.Text)
 }
 
-func claimFirstAnswer(t *testing.T, b readmeBlock) { claimAnswer(t, b, 1) }
+func claimFirstAnswer(t *testing.T, b readmetest.Block) { claimAnswer(t, b, 1) }
 
-func claimSixthAnswer(t *testing.T, b readmeBlock) { claimAnswer(t, b, 6) }
+func claimSixthAnswer(t *testing.T, b readmetest.Block) { claimAnswer(t, b, 6) }
 
 // claimAnswer compares an answer of the quick start with that of the server, over a connection.
-func claimAnswer(t *testing.T, b readmeBlock, nth int) {
+func claimAnswer(t *testing.T, b readmetest.Block, nth int) {
 	e := newExample(t, readText(t, "examples/quickstart/Caddyfile"))
 	e.clock.set(testStart.Add(37 * time.Second)) // 23 seconds before the window's end
 	server := httptest.NewServer(e.server(":8080"))
@@ -213,7 +187,7 @@ func claimAnswer(t *testing.T, b readmeBlock, nth int) {
 		answer = readAnswer(t, reader)
 	}
 	changing := regexp.MustCompile(`(?m)^(Date|X-Ratelimit-Reset): .*$`)
-	assert.Equal(t, changing.ReplaceAllString(b.text, "$1: ?"), changing.ReplaceAllString(answer, "$1: ?"))
+	assert.Equal(t, changing.ReplaceAllString(b.Text, "$1: ?"), changing.ReplaceAllString(answer, "$1: ?"))
 }
 
 // readAnswer reads one response as curl -i shows it.
@@ -243,7 +217,7 @@ func readAnswer(t *testing.T, reader *bufio.Reader) string {
 	return answer.String() + string(body) + "\n"
 }
 
-func claimTrustedProxies(t *testing.T, b readmeBlock) {
+func claimTrustedProxies(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	assert.Empty(t, e.logs.lines("warn", ""))
 	via := request{peer: "10.0.0.1:1", header: forwarded("X-Forwarded-For", "192.0.2.1, 203.0.113.7")}
@@ -252,7 +226,7 @@ func claimTrustedProxies(t *testing.T, b readmeBlock) {
 	assert.Equal(t, 600, e.served(601, around), "its own budget, not that of the client it names")
 }
 
-func claimChain(t *testing.T, b readmeBlock) {
+func claimChain(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	w := e.send(request{url: "http://localhost/chain", header: http.Header{
 		"X-Forwarded-For": {"192.0.2.99", "203.0.113.7, 198.51.100.1"},
@@ -261,10 +235,10 @@ func claimChain(t *testing.T, b readmeBlock) {
 }
 
 // claimSyntax checks that the syntax names the subdirectives that the parser knows, and no others.
-func claimSyntax(t *testing.T, b readmeBlock) {
+func claimSyntax(t *testing.T, b readmetest.Block) {
 	words, tierWords := parserWords(t)
 	var top, inTier []string
-	for line := range strings.Lines(b.text) {
+	for line := range strings.Lines(b.Text) {
 		word := strings.Trim(strings.Fields(line + " .")[0], "}].")
 		switch indent := len(line) - len(strings.TrimLeft(line, "\t")); {
 		case word == "" || word == "credentials" || word == "tiered_limit":
@@ -291,7 +265,7 @@ func parserWords(t *testing.T) (stack, tier []string) {
 	return list(":80 {\ntiered_limit {\nnonsense\n}\n}"), list(":80 {\ntiered_limit {\ntier ip 1/m {\nnonsense\n}\n}\n}")
 }
 
-func claimEnvironment(t *testing.T, b readmeBlock) {
+func claimEnvironment(t *testing.T, b readmetest.Block) {
 	for _, name := range []string{"TRUST_PROXY", "RATE_LIMIT_MAX", "RATE_LIMIT_WINDOW"} {
 		t.Setenv(name, "")
 		require.NoError(t, os.Unsetenv(name))
@@ -307,7 +281,7 @@ func claimEnvironment(t *testing.T, b readmeBlock) {
 	assert.Empty(t, e.logs.lines("", ""))
 }
 
-func claimTwoWindows(t *testing.T, b readmeBlock) {
+func claimTwoWindows(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	e.clock.set(testStart.Add(59 * time.Second))
 	assert.Equal(t, 20, e.served(30, request{}))
@@ -317,9 +291,9 @@ func claimTwoWindows(t *testing.T, b readmeBlock) {
 
 // claimAliceAndBob tells the story of two users behind one address: alice sends four requests, of which two are served,
 // then bob sends one, which is refused by a tier or, with the empty name, served.
-func claimAliceAndBob(refusedFor string) func(t *testing.T, b readmeBlock) {
-	return func(t *testing.T, b readmeBlock) {
-		e := newEdge(t, ":8080 {\nroute {\nbasic_auth {\n"+strings.Join(exampleAccounts(t), "\n")+"\n}\n"+b.text+"respond ok\n}\n}")
+func claimAliceAndBob(refusedFor string) func(t *testing.T, b readmetest.Block) {
+	return func(t *testing.T, b readmetest.Block) {
+		e := newEdge(t, ":8080 {\nroute {\nbasic_auth {\n"+strings.Join(exampleAccounts(t), "\n")+"\n}\n"+b.Text+"respond ok\n}\n}")
 		as := func(user string) request {
 			return request{edit: func(r *http.Request) { r.SetBasicAuth(user, user+"-password") }}
 		}
@@ -342,7 +316,7 @@ func exampleAccounts(t *testing.T) []string {
 	return lines
 }
 
-func claimKeys(t *testing.T, b readmeBlock) {
+func claimKeys(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	call := func(path, key string) request {
 		q := request{url: "http://localhost" + path}
@@ -363,7 +337,7 @@ func claimKeys(t *testing.T, b readmeBlock) {
 	assert.Equal(t, 1, e.served(1, call("/other", "")))
 }
 
-func claimTighter(t *testing.T, b readmeBlock) {
+func claimTighter(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	post := request{method: "POST", url: "http://localhost/posts"}
 	assert.Equal(t, 10, e.served(12, post))
@@ -371,13 +345,13 @@ func claimTighter(t *testing.T, b readmeBlock) {
 	assert.Equal(t, 50, e.served(60, request{}))
 }
 
-func claimLooser(t *testing.T, b readmeBlock) {
+func claimLooser(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	assert.Equal(t, 300, e.served(310, request{url: "http://localhost/feed"}))
 	assert.Equal(t, 60, e.served(70, request{}))
 }
 
-func claimExempt(t *testing.T, b readmeBlock) {
+func claimExempt(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	assert.Equal(t, 70, e.served(70, request{peer: "198.51.100.9:1"}), "an exempt client")
 	exempt := []string{"/health", "/health/", "//health", "/HEALTH", "/%68ealth"}
@@ -402,7 +376,7 @@ func sendPath(path string) func(*http.Request) {
 	}
 }
 
-func claimPreflights(t *testing.T, b readmeBlock) {
+func claimPreflights(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	preflight := request{method: "OPTIONS", header: http.Header{
 		"Origin": {"https://app.example.com"}, "Access-Control-Request-Method": {"POST"},
@@ -414,19 +388,19 @@ func claimPreflights(t *testing.T, b readmeBlock) {
 }
 
 // claimDraftFields compares the fields with those of a first request to the stack in the block before.
-func claimDraftFields(t *testing.T, b readmeBlock) {
-	for _, config := range readmeBlocks(t) {
-		if config.name != "Headers/1" {
+func claimDraftFields(t *testing.T, b readmetest.Block) {
+	for _, config := range readmetest.Blocks(t, readme) {
+		if config.Name != "Headers/1" {
 			continue
 		}
 		header := loadBlock(t, config).send(request{}).Header()
 		got := fmt.Sprintf("RateLimit-Policy: %s\nRateLimit: %s\n", header.Get("RateLimit-Policy"), header.Get("RateLimit"))
-		assert.Equal(t, b.text, got)
+		assert.Equal(t, b.Text, got)
 		assert.Empty(t, header.Get("X-RateLimit-Limit"))
 	}
 }
 
-func claimHandleErrors(t *testing.T, b readmeBlock) {
+func claimHandleErrors(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	assert.Equal(t, 5, e.served(5, request{}))
 	e.clock.advance(18 * time.Second)
@@ -435,12 +409,12 @@ func claimHandleErrors(t *testing.T, b readmeBlock) {
 	assert.Equal(t, "The limit is 5 in 60 s. Come back in 42 s.", w.Body.String())
 	assert.Equal(t, "42", w.Header().Get("Retry-After"))
 
-	e = newEdge(t, strings.Replace(b.text, "tier ip 5/m", "tier ip 5/m\nbody text", 1))
+	e = newEdge(t, strings.Replace(b.Text, "tier ip 5/m", "tier ip 5/m\nbody text", 1))
 	e.served(5, request{})
 	assert.Equal(t, "rate limit \"ip\" reached, retry in 60 s\n", e.send(request{}).Body.String())
 }
 
-func claimCORS(t *testing.T, b readmeBlock) {
+func claimCORS(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	from := func(origin string) http.Header {
 		e.served(5, request{})
@@ -461,7 +435,7 @@ func claimCORS(t *testing.T, b readmeBlock) {
 	}
 }
 
-func claimAccessLog(t *testing.T, b readmeBlock) {
+func claimAccessLog(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	e.served(6, request{})
 	got := make(map[string]int)
@@ -473,7 +447,7 @@ func claimAccessLog(t *testing.T, b readmeBlock) {
 	assert.Equal(t, map[string]int{"served <nil>": 5, "refused ip": 1}, got)
 }
 
-func claimMaxKeys(t *testing.T, b readmeBlock) {
+func claimMaxKeys(t *testing.T, b readmetest.Block) {
 	handler := loadBlock(t, b).handlers()[0]
 	var store struct {
 		Backend string
@@ -481,66 +455,30 @@ func claimMaxKeys(t *testing.T, b readmeBlock) {
 	}
 	require.NoError(t, json.Unmarshal([]byte(handler.storeText), &store))
 	assert.Equal(t, "memory 200000", fmt.Sprint(store.Backend, " ", store.MaxKeys))
-	assert.Equal(t, 1_000_000, defaultMaxKeys, "the README says a million")
+	assert.Equal(t, 1_000_000, memory.DefaultMaxKeys, "the README says a million")
 }
 
-func claimOtherPlugin(t *testing.T, b readmeBlock) {
+func claimOtherPlugin(t *testing.T, b readmetest.Block) {
 	for _, want := range []string{"rate_limit {", "path /api/*", "events 100", "window 1m"} {
-		assert.Contains(t, b.text, want, "the migrated block must say the same")
+		assert.Contains(t, b.Text, want, "the migrated block must say the same")
 	}
-	assert.NotContains(t, b.text, "tiered_limit")
+	assert.NotContains(t, b.Text, "tiered_limit")
 }
 
-func claimMigrated(t *testing.T, b readmeBlock) {
+func claimMigrated(t *testing.T, b readmetest.Block) {
 	e := loadBlock(t, b)
 	assert.Equal(t, 100, e.served(110, request{url: "http://localhost/api/x"}))
 	assert.Equal(t, "api", refusedBy(t, e, request{url: "http://localhost/api/y"}))
 	assert.Equal(t, 110, e.served(110, request{}), "outside of the zone")
 }
 
-// readmeRows are the rows, cell by cell, of the tables whose header row begins with a text.
-func readmeRows(t *testing.T, header string) [][]string {
-	t.Helper()
-	var rows [][]string
-	inside := false
-	for line := range strings.Lines(readText(t, "README.md")) {
-		if !strings.HasPrefix(line, "|") {
-			inside = false
-			continue
-		}
-		cells := strings.Split(strings.Trim(strings.ReplaceAll(line, `\|`, "\x00"), "|\n"), " | ")
-		for i := range cells {
-			cells[i] = strings.ReplaceAll(strings.Trim(cells[i], " |"), "\x00", "|")
-		}
-		switch {
-		case strings.HasPrefix(line, header):
-			inside = true
-		case inside && !strings.HasPrefix(line, "| ---"):
-			rows = append(rows, cells)
-		}
-	}
-	require.NotEmpty(t, rows, "a table that begins with %s", header)
-	return rows
-}
-
-var codeSpan = regexp.MustCompile("`([^`]+)`")
-
-// codeSpans are the code spans of a text.
-func codeSpans(text string) []string {
-	var spans []string
-	for _, match := range codeSpan.FindAllStringSubmatch(text, -1) {
-		spans = append(spans, match[1])
-	}
-	return spans
-}
-
 // The tables of subdirectives name all that the parser knows, with an example of each that loads.
 func TestReadmeReference(t *testing.T) {
 	words, tierWords := parserWords(t)
 	var got []string
-	for _, row := range readmeRows(t, "| subdirective ") {
+	for _, row := range readmetest.Rows(t, readme, "| subdirective ") {
 		require.Len(t, row, 4, "%v", row)
-		word, example := codeSpans(row[0])[0], codeSpans(row[3])[0]
+		word, example := readmetest.Spans(row[0])[0], readmetest.Spans(row[3])[0]
 		assert.True(t, strings.HasPrefix(example+" ", word+" "), "%q is an example of %q", example, word)
 		inTier := len(got) >= len(words)
 		got = append(got, word)
@@ -564,7 +502,7 @@ func TestReadmeJSONFields(t *testing.T) {
 	var want, got []string
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Handler](), reflect.TypeFor[Tier](), reflect.TypeFor[TierLimit](), reflect.TypeFor[CORS](),
-		reflect.TypeFor[Memory](),
+		reflect.TypeFor[memory.Memory](),
 	} {
 		for i := range of.NumField() {
 			if tag, ok := of.Field(i).Tag.Lookup("json"); ok {
@@ -573,9 +511,9 @@ func TestReadmeJSONFields(t *testing.T) {
 		}
 	}
 	nested := []string{"count", "window", "origins", "credentials", "max_keys"}
-	for _, row := range readmeRows(t, "| field | as in ") {
-		got = append(got, codeSpans(row[0])...)
-		for _, span := range codeSpans(row[2]) {
+	for _, row := range readmetest.Rows(t, readme, "| field | as in ") {
+		got = append(got, readmetest.Spans(row[0])...)
+		for _, span := range readmetest.Spans(row[2]) {
 			if slices.Contains(nested, span) {
 				got = append(got, span)
 			}
@@ -597,8 +535,8 @@ func TestReadmeMetrics(t *testing.T) {
 		want[match[1]] = match[2]
 	}
 	got := make(map[string]string)
-	for _, row := range readmeRows(t, "| metric ") {
-		got[codeSpans(row[0])[0]] = strings.Join(codeSpans(row[1]), ",")
+	for _, row := range readmetest.Rows(t, readme, "| metric ") {
+		got[readmetest.Spans(row[0])[0]] = strings.Join(readmetest.Spans(row[1]), ",")
 	}
 	assert.Equal(t, want, got)
 
@@ -613,14 +551,14 @@ func TestReadmeMetrics(t *testing.T) {
 
 // The placeholders in the README's table are there when it says so.
 func TestReadmePlaceholders(t *testing.T) {
-	rows := readmeRows(t, "| placeholder ")
+	rows := readmetest.Rows(t, readme, "| placeholder ")
 	require.Len(t, rows, 6)
 	want := map[string]string{
 		"{http.tiered_limit.client_ip}": "203.0.113.1", "{http.tiered_limit.tier}": "ip", "{http.tiered_limit.limit}": "5",
 		"{http.tiered_limit.window}": "60", "{http.tiered_limit.remaining}": "0", "{http.tiered_limit.retry_after}": "60",
 	}
 	for _, row := range rows {
-		name := codeSpans(row[0])[0]
+		name := readmetest.Spans(row[0])[0]
 		e := newEdge(t, ":8080 {\ntiered_limit {\ntrusted_hops 0\ntier ip 5/m\n}\n"+
 			"respond "+name+"\nhandle_errors {\nrespond "+name+"\n}\n}")
 		served := e.send(request{}).Body.String()
@@ -638,12 +576,12 @@ func TestReadmePlaceholders(t *testing.T) {
 // What the README quotes from the log is what the log says.
 func TestReadmeLogMessages(t *testing.T) {
 	source := ""
-	for _, file := range []string{"notices.go", "loadcheck.go", "redis_away.go"} {
+	for _, file := range []string{"notices.go", "loadcheck.go", "store/redis/away.go"} {
 		source += readText(t, file)
 	}
 	source = regexp.MustCompile(`" \+\s+"`).ReplaceAllString(source, "") // messages that are written in pieces
-	for _, row := range readmeRows(t, "| the log says ") {
-		for _, quoted := range codeSpans(row[0]) {
+	for _, row := range readmetest.Rows(t, readme, "| the log says ") {
+		for _, quoted := range readmetest.Spans(row[0]) {
 			assert.Contains(t, source, quoted)
 		}
 	}

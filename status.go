@@ -203,14 +203,6 @@ func (t *tier) status(now time.Time, logKeys bool) *tierStatus {
 	return s
 }
 
-// String is the mode as it is written in a configuration.
-func (m ChargeMode) String() string {
-	if m == ChargeChecked {
-		return "checked"
-	}
-	return "served"
-}
-
 // shortDuration writes a duration without trailing zero units: 1m and not 1m0s. Caddy reads it.
 func shortDuration(d time.Duration) string {
 	s := d.String()

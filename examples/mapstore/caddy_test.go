@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tieredlimit/caddy-tieredlimit"
+	_ "github.com/tieredlimit/caddy-tieredlimit"
+	"github.com/tieredlimit/caddy-tieredlimit/store"
 )
 
 // config is a site with a limit in this store. The window has begun in 1970 and ends in 2084.
@@ -73,14 +74,14 @@ func TestRefusesSettings(t *testing.T) {
 // A flood of clients uses no more memory than there is room for, frees nobody who is refused, and cannot refuse a new
 // client of another group.
 func TestFlood(t *testing.T) {
-	limits := []tieredlimit.Limit{{Count: 2, Window: time.Hour}}
-	counters, err := new(Store).Open(tieredlimit.StackSpec{
-		Name: "flood", Named: true, Tiers: []tieredlimit.TierSpec{{Name: "ip", Limits: limits}},
+	limits := []store.Limit{{Count: 2, Window: time.Hour}}
+	counters, err := new(Store).Open(store.StackSpec{
+		Name: "flood", Named: true, Tiers: []store.TierSpec{{Name: "ip", Limits: limits}},
 	})
 	require.NoError(t, err)
 	take := func(identity string, group uint32) bool {
-		claims := []tieredlimit.Claim{{Identity: []byte(identity), Group: group}}
-		decision, err := counters.Take(t.Context(), time.Unix(0, 0), claims, make([]tieredlimit.State, 1))
+		claims := []store.Claim{{Identity: []byte(identity), Group: group}}
+		decision, err := counters.Take(t.Context(), time.Unix(0, 0), claims, make([]store.State, 1))
 		require.NoError(t, err)
 		return decision.RefusedBy < 0
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	"github.com/tieredlimit/caddy-tieredlimit"
+	"github.com/tieredlimit/caddy-tieredlimit/store"
 )
 
 func init() {
@@ -41,7 +41,7 @@ func (*Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 var stacks = caddy.NewUsagePool()
 
 // Open returns a handle on the counters of a stack.
-func (*Store) Open(spec tieredlimit.StackSpec) (tieredlimit.Counters, error) {
+func (*Store) Open(spec store.StackSpec) (store.Counters, error) {
 	shared, _, err := stacks.LoadOrNew(spec.Name, func() (caddy.Destructor, error) {
 		return &stack{windows: make(map[limit]*window)}, nil
 	})
@@ -92,7 +92,7 @@ func (s *stack) window(tier string, length time.Duration) *window {
 }
 
 // counter tells which counter of the window a claim is about.
-func (w *window) counter(claim tieredlimit.Claim) fingerprint {
+func (w *window) counter(claim store.Claim) fingerprint {
 	f := fingerprint(sha256.Sum256(claim.Identity))
 	if _, known := w.used[f]; !known && len(w.used) >= room {
 		f = fingerprint{}
@@ -103,30 +103,30 @@ func (w *window) counter(claim tieredlimit.Claim) fingerprint {
 
 // handle is one configuration's use of a stack.
 type handle struct {
-	spec  tieredlimit.StackSpec
+	spec  store.StackSpec
 	stack *stack
 }
 
 // Take decides a request and charges for it.
-func (h *handle) Take(_ context.Context, now time.Time, claims []tieredlimit.Claim, into []tieredlimit.State) (
-	tieredlimit.Decision, error,
+func (h *handle) Take(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (
+	store.Decision, error,
 ) {
 	return h.decide(now, claims, into, true), nil
 }
 
 // Peek decides without charging.
-func (h *handle) Peek(_ context.Context, now time.Time, claims []tieredlimit.Claim, into []tieredlimit.State) (
-	tieredlimit.Decision, error,
+func (h *handle) Peek(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (
+	store.Decision, error,
 ) {
 	return h.decide(now, claims, into, false), nil
 }
 
 func (h *handle) decide(
-	now time.Time, claims []tieredlimit.Claim, into []tieredlimit.State, charge bool,
-) tieredlimit.Decision {
+	now time.Time, claims []store.Claim, into []store.State, charge bool,
+) store.Decision {
 	s := h.lock(now)
 	defer s.mu.Unlock()
-	decision := tieredlimit.Decision{RefusedBy: -1, Now: time.UnixMilli(s.now)}
+	decision := store.Decision{RefusedBy: -1, Now: time.UnixMilli(s.now)}
 	full := make([]bool, len(claims))
 	n := 0
 	for i, claim := range claims {
@@ -136,7 +136,7 @@ func (h *handle) decide(
 			used := w.used[w.counter(claim)]
 			exceeded := used >= limit.Count && decision.RefusedBy < 0 // tiers behind a refusal are not asked
 			left := time.Duration(w.end-s.now) * time.Millisecond
-			into[n] = tieredlimit.State{Used: used, Left: left, Exceeded: exceeded}
+			into[n] = store.State{Used: used, Left: left, Exceeded: exceeded}
 			full[i] = full[i] || exceeded
 			n++
 		}
@@ -152,11 +152,11 @@ func (h *handle) decide(
 
 // charge counts a hit in every tier that allows the request if none has refused it, else in those in front of the
 // refusing one that are charged when checked.
-func (h *handle) charge(refusedBy int, claims []tieredlimit.Claim, full []bool, into []tieredlimit.State) {
+func (h *handle) charge(refusedBy int, claims []store.Claim, full []bool, into []store.State) {
 	n := 0
 	for i, claim := range claims {
 		tier := h.spec.Tiers[claim.Tier]
-		checked := i < refusedBy && tier.Charge == tieredlimit.ChargeChecked
+		checked := i < refusedBy && tier.Charge == store.ChargeChecked
 		for _, limit := range tier.Limits {
 			if !full[i] && (refusedBy < 0 || checked) {
 				w := h.stack.window(tier.Name, limit.Window)
@@ -169,7 +169,7 @@ func (h *handle) charge(refusedBy int, claims []tieredlimit.Claim, full []bool, 
 }
 
 // Reset forgets what the counters of the claims have counted.
-func (h *handle) Reset(_ context.Context, now time.Time, claims []tieredlimit.Claim) error {
+func (h *handle) Reset(_ context.Context, now time.Time, claims []store.Claim) error {
 	s := h.lock(now)
 	defer s.mu.Unlock()
 	for _, claim := range claims {
@@ -197,6 +197,6 @@ func (h *handle) Close() error {
 // Interface guards
 var (
 	_ caddyfile.Unmarshaler = (*Store)(nil)
-	_ tieredlimit.Store     = (*Store)(nil)
-	_ tieredlimit.Counters  = (*handle)(nil)
+	_ store.Store           = (*Store)(nil)
+	_ store.Counters        = (*handle)(nil)
 )

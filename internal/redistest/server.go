@@ -211,3 +211,19 @@ func (s *Server) Keys(pattern string) []string {
 	}
 	return keys
 }
+
+// Args are the settings of a redis.conf as arguments, but for where to listen.
+func Args(config string) []string {
+	var args []string
+	for line := range strings.Lines(config) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "#" || fields[0] == "bind" || fields[0] == "port" {
+			continue
+		}
+		args = append(args, "--"+fields[0])
+		for _, value := range fields[1:] {
+			args = append(args, strings.Trim(value, `"`))
+		}
+	}
+	return args
+}
