@@ -44,6 +44,10 @@ type client struct {
 	// fallback says why the peer is used though a proxy's entry was to be read.
 	fallback fallbackReason
 
+	// apart tells that the request had a chain, and that it was of no use. A caller can bring that about, so such
+	// requests are counted for the peer and the reason together, and never drain the budget that is the peer's own.
+	apart bool
+
 	// longer tells that the header has entries to the left of the one that the hops led to. Only then is there
 	// something for a [hopCheck] to see.
 	longer bool
@@ -88,6 +92,58 @@ func (f fallbackReason) String() string {
 	return ""
 }
 
+// ofChain reports whether it is a chain that the reason is about.
+func (f fallbackReason) ofChain() bool {
+	return f == fallbackShortChain || f == fallbackBadEntry || f == fallbackAllTrusted
+}
+
+// known reports whether the address is that of the client, and not of a proxy whose chain was of no use.
+func (c client) known() bool { return c.addr.IsValid() && !c.apart }
+
+// network is the masked address, by which clients that a store has no room for are grouped. Requests whose chain was of
+// no use are no part of the peer's network, and have none.
+func (c client) network(p prefixes) netip.Addr {
+	if !c.known() {
+		return netip.Addr{}
+	}
+	return p.mask(c.addr)
+}
+
+// appendAddress appends the masked address, or unknown.
+func (c client) appendAddress(buf []byte, p prefixes) []byte {
+	if !c.addr.IsValid() {
+		return append(buf, unknownClient...)
+	}
+	return p.mask(c.addr).AppendTo(buf)
+}
+
+// appendIdentity appends what the client is counted as: the masked address, or unknown, and in front of it the reason
+// if a chain was of no use, as in bad_entry@10.0.0.1.
+func (c client) appendIdentity(buf []byte, p prefixes) []byte {
+	if c.apart {
+		buf = append(append(buf, c.fallback.String()...), '@')
+	}
+	return c.appendAddress(buf, p)
+}
+
+// parseClient reads what a client is counted as. The address may be written in any way, and need not be masked.
+func parseClient(s string) (client, bool) {
+	var c client
+	if reason, rest, found := strings.Cut(s, "@"); found {
+		for f := fallbackNone + 1; f < fallbackReasons; f++ {
+			if f.ofChain() && f.String() == reason {
+				c.fallback, c.apart, s = f, true, rest
+			}
+		}
+	}
+	if s == unknownClient {
+		return c, true
+	}
+	var ok bool
+	c.addr, ok = canonicalAddr(s)
+	return c, ok
+}
+
 // stated reports whether the config says anything about who stands in front of the server. If it does not, a
 // client's address must not be used.
 func (t *topology) stated() bool { return t.hops >= 0 || t.limited() }
@@ -105,8 +161,8 @@ func (t *topology) limited() bool { return t.trusted != nil || t.unix }
 // A peer without an address (a unix socket, a call within the process) is a trusted proxy if unix is set, and only
 // then. So hops alone read its header, and so does unix, but trusted ranges alone do not.
 //
-// Where the entry cannot be used the peer is, and never an entry further to the left, which the caller may have
-// written.
+// Where the entry cannot be used the peer is, apart from what else the peer sends, and never an entry further to the
+// left, which the caller may have written.
 func (t *topology) client(r *http.Request) client {
 	if t.hops == 0 || !t.stated() {
 		return direct(peerOf(r))
@@ -120,7 +176,7 @@ func (t *topology) client(r *http.Request) client {
 	}
 	c := t.read(r, name, lines)
 	if c.fallback != fallbackNone {
-		c.addr = peerOf(r)
+		c.addr, c.apart = peerOf(r), len(lines) > 0
 	}
 	return c
 }

@@ -76,7 +76,7 @@ func (tc clientCase) run(t *testing.T) {
 	assert.Equal(t, want, got.addr, "address")
 	assert.Equal(t, tc.reason, got.fallback, "reason %q, want %q", got.fallback, tc.reason)
 	assert.Equal(t, before, r.Header, "the header must not be touched")
-	assert.Equal(t, plainClient(tc.topology, r), client{addr: got.addr, fallback: got.fallback}, "the plain reading")
+	assert.Equal(t, plainClient(tc.topology, r), client{addr: got.addr, fallback: got.fallback, apart: got.apart}, "the plain reading")
 }
 
 func TestClientRows(t *testing.T) {
@@ -344,7 +344,7 @@ func TestChainFieldLines(t *testing.T) {
 			for n := 1; n <= len(entries)+1; n++ {
 				top := byHops(n, name)
 				r := requestFrom("10.0.0.1:1", http.Header{name: lines})
-				want := client{addr: netip.MustParseAddr("10.0.0.1"), fallback: fallbackShortChain}
+				want := client{addr: netip.MustParseAddr("10.0.0.1"), fallback: fallbackShortChain, apart: true}
 				if n <= len(entries) {
 					want = client{addr: netip.MustParseAddr(entries[len(entries)-n]), longer: n < len(entries)}
 				}
@@ -431,7 +431,7 @@ func TestAbsurdHeaders(t *testing.T) {
 	trusted := top.trusted
 	top.trusted = func(r *http.Request, addr netip.Addr) bool { asked++; return trusted(r, addr) }
 	got := top.client(requestFrom("10.0.0.1:1", xff(many...)))
-	assert.Equal(t, client{addr: netip.MustParseAddr("10.0.0.1"), fallback: fallbackAllTrusted}, got)
+	assert.Equal(t, client{addr: netip.MustParseAddr("10.0.0.1"), fallback: fallbackAllTrusted, apart: true}, got)
 	assert.LessOrEqual(t, asked, maxHops+1, "10000 trusted entries")
 
 	clientCase{topology: byTrust(), peer: "10.0.0.1:1", header: xff("203.0.113.7", strings.Join(many[:maxHops-1], ",")),
@@ -461,7 +461,7 @@ func TestClientAgainstPlain(t *testing.T) {
 		top, r := randomCase(rnd)
 		got := top.client(r)
 		want := plainClient(top, r)
-		if got.addr != want.addr || got.fallback != want.fallback {
+		if got.addr != want.addr || got.fallback != want.fallback || got.apart != want.apart {
 			t.Fatalf("hops %d of %q, ranges %v, unix %v, headers %q, peer %q, %q:\ngot  %v %q\nwant %v %q", top.hops,
 				top.header, top.trusted != nil, top.unix, top.headers, r.RemoteAddr, r.Header, got.addr, got.fallback,
 				want.addr, want.fallback)
@@ -563,7 +563,10 @@ func plainEntries(name string, lines []string) ([]string, bool) {
 // plainClient is topology.client, written as plainly as can be.
 func plainClient(t *topology, r *http.Request) client {
 	peer, hasPeer := plainAddr(r.RemoteAddr)
-	fallback := func(reason fallbackReason) client { return client{addr: peer, fallback: reason} }
+	header := ""
+	fallback := func(reason fallbackReason) client {
+		return client{addr: peer, fallback: reason, apart: header != "" && len(r.Header.Values(header)) > 0}
+	}
 	direct := fallback(fallbackNone)
 	if !hasPeer {
 		direct = fallback(fallbackNoPeer)
@@ -589,6 +592,7 @@ func plainClient(t *topology, r *http.Request) client {
 			return direct
 		}
 	}
+	header = name
 	entries, ok := plainEntries(name, r.Header.Values(name))
 	if !ok {
 		return fallback(fallbackBadEntry)

@@ -16,7 +16,7 @@ type clientView struct {
 	Note     string      `json:"note,omitempty"`
 	Fallback string      `json:"fallback,omitempty"` // why the peer is used although an entry was to be
 	Address  string      `json:"address,omitempty"`  // the client's; absent: nobody is known
-	Counted  string      `json:"counted"`            // what it is counted as: masked, or unknown
+	Counted  string      `json:"counted"`            // what it is counted as: masked or unknown, behind a reason and @ if the chain was of no use
 }
 
 // entryView is one entry of the chain and what was made of it.
@@ -41,7 +41,7 @@ const shownEntries = maxHops + 1
 // viewClient describes how the client of a request is found.
 func (h *Handler) viewClient(r *http.Request) *clientView {
 	t := &h.topology
-	v := &clientView{Source: t.source(), Counted: unknownClient}
+	v := &clientView{Source: t.source()}
 	peer := peerOf(r)
 	if peer.IsValid() {
 		v.Peer = peer.String()
@@ -56,15 +56,15 @@ func (h *Handler) viewClient(r *http.Request) *clientView {
 		v.Fallback = c.fallback.String()
 		if c.addr.IsValid() {
 			v.Address = c.addr.String()
-			v.Counted = h.prefixes.mask(c.addr).String()
 		}
+		v.Counted = string(c.appendIdentity(nil, h.prefixes))
 	}
 	uses := t.uses(r, peer, entries)
 	switch {
 	case c.fallback == fallbackShortChain:
-		v.Note = "the chain is shorter than trusted_hops, so the peer is used"
+		v.Note = "the chain is shorter than trusted_hops"
 	case c.fallback == fallbackAllTrusted:
-		v.Note = "every entry is a trusted proxy, so the peer is used"
+		v.Note = "every entry is a trusted proxy"
 	case !parsed:
 		v.Note = "the header does not follow RFC 7239, so none of it is used"
 	case t.hops != 0 && t.limited() && !t.trusts(r, peer):
@@ -72,11 +72,27 @@ func (h *Handler) viewClient(r *http.Request) *clientView {
 	case t.hops == 0 && len(entries) > 0:
 		v.Note = "trusted_hops is 0, so headers are ignored"
 	}
+	v.noteFallback(c)
 	v.Omitted = max(0, len(entries)-shownEntries)
 	for i := v.Omitted; i < len(entries); i++ {
 		v.Chain = append(v.Chain, entryView{Entry: shortened(entries[i]), Use: uses[i]})
 	}
 	return v
+}
+
+// noteFallback adds to the note whom the request is counted for where its chain was to name the client.
+func (v *clientView) noteFallback(c client) {
+	if !c.fallback.ofChain() {
+		return
+	}
+	if v.Note != "" {
+		v.Note += "; "
+	}
+	if c.apart {
+		v.Note += "counted for the peer together with other requests whose chain is of no use for this reason"
+		return
+	}
+	v.Note += "counted for the peer, since there is no chain at all"
 }
 
 // chainEntries lists the entries of a header from left to right, and tells whether it could be read.

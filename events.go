@@ -106,7 +106,7 @@ func (h *Handler) announce(rec *record, r *refusal) {
 	if h.LogKeys {
 		data["key"] = rec.keyText(r.tier)
 		if r.tier.usesClient {
-			data["client_ip"] = string(rec.appendClient(nil))
+			data["client_ip"] = rec.clientText()
 		}
 	}
 	h.herald.events.Emit(h.herald.ctx, refusalEvent, data)

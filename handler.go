@@ -74,19 +74,10 @@ func (h *Handler) uncounted(rec *record) (outcome, error) {
 		return outcomeTooEarly, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
 	}
 	rec.resolve()
-	if rec.knowsClient() && anyContains(h.exempt.clients, rec.addr) {
+	if rec.client.known() && anyContains(h.exempt.clients, rec.client.addr) {
 		return outcomeExempt, nil
 	}
 	return outcomeServed, nil
-}
-
-// knowsClient tells whether the address is that of the client and not of a proxy whose chain was of no use, which a
-// caller could make so to be exempt as the proxy is. Without any chain there is no sign of a proxy.
-func (rec *record) knowsClient() bool {
-	if !rec.addr.IsValid() {
-		return false
-	}
-	return rec.fallback == fallbackNone || rec.h.topology.chainLength(rec.r) == 0
 }
 
 // pass serves a request that is not judged.
@@ -189,7 +180,7 @@ func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
 		}
 		sc.keys = buf
 		claim.Identity = buf[start:]
-		claim.Group = groupOf(k, rec.masked(), claim.Identity)
+		claim.Group = groupOf(k, rec.client.network(rec.h.prefixes), claim.Identity)
 		return true
 	}
 	return false

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -205,7 +204,7 @@ func (c *counter) identify(q *counterQuestion) error {
 		return errors.New("the key is empty; a request with an empty key is not limited by the tier")
 	}
 	c.claim.Identity = k.appendTexts(nil, c.key)
-	c.claim.Group = groupOf(k, values.client, c.claim.Identity)
+	c.claim.Group = groupOf(k, values.client.network(c.h.prefixes), c.claim.Identity)
 	return nil
 }
 
@@ -243,7 +242,7 @@ func (t *tier) keyFor(q *counterQuestion) (*key, error) {
 // keyValues reads the values of a key's parts as an operator writes them.
 type keyValues struct {
 	prefixes prefixes
-	client   netip.Addr // masked, if the key has it
+	client   client // if the key has it
 }
 
 // part brings the value of one part into the form in which it is counted, and tells whether a placeholder has a value. A
@@ -273,13 +272,14 @@ func (v *keyValues) part(segments []segment, text string) (string, bool, error) 
 		return "", false, fmt.Errorf("%q is not of the form %q", shortened(text), before+strings.Repeat("...", placeholders)+after)
 	case only == nil:
 		return text, false, nil
-	case only.kind == segmentClient && value != unknownClient:
-		addr, ok := canonicalAddr(value)
+	case only.kind == segmentClient:
+		c, ok := parseClient(value)
 		if !ok {
-			return "", false, fmt.Errorf("%q is not an IP address", shortened(value))
+			return "", false, fmt.Errorf("%q is not an IP address, also not behind one of short_chain@, bad_entry@ and "+
+				"all_trusted@, nor %s", shortened(value), unknownClient)
 		}
-		v.client = v.prefixes.mask(addr)
-		return before + v.client.String() + after, true, nil
+		v.client = c
+		return before + string(c.appendIdentity(nil, v.prefixes)) + after, true, nil
 	case only.kind == segmentHost:
 		return before + string(appendHost(nil, value)) + after, value != "", nil
 	}

@@ -210,7 +210,7 @@ func (k *key) appendPrefix(buf []byte) []byte {
 
 // keySource is where a key's values come from.
 type keySource interface {
-	// appendClient appends the client's masked address, or unknown.
+	// appendClient appends what the client is counted as.
 	appendClient(buf []byte) []byte
 	request() *http.Request
 	replacer() *caddy.Replacer

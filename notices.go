@@ -68,7 +68,7 @@ func (h *Handler) noteRefusal(rec *record, r refusal, now time.Time) {
 	if h.LogKeys {
 		fields = append(fields, zap.Strings("key", rec.keyText(t)))
 		if t.usesClient {
-			fields = append(fields, zap.String("client_ip", string(rec.appendClient(nil))))
+			fields = append(fields, zap.String("client_ip", rec.clientText()))
 		}
 	}
 	c.Write(fields...)
@@ -124,7 +124,8 @@ func (h *Handler) noteClient(r *http.Request, c client) {
 	if c.fallback != fallbackNone {
 		h.meter.fallback(c.fallback)
 		if c.fallback != fallbackNoPeer && h.run.first(c.fallback.String()) {
-			h.logger.Warn("the forwarding chain cannot be used, so the peer's address is limited instead; "+
+			h.logger.Warn("the forwarding chain cannot be used, so the peer is limited instead, apart from its own "+
+				"requests if there is a chain; "+
 				"check trusted_hops or trusted_proxies against the proxies in front of this server",
 				zap.String("stack", h.stackLabel), zap.String("reason", c.fallback.String()),
 				zap.Int("chain_length", h.topology.chainLength(r)), zap.Int("trusted_hops", h.topology.hops))

@@ -2,7 +2,6 @@ package tieredlimit
 
 import (
 	"net/http"
-	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,14 +22,12 @@ type record struct {
 	repl *caddy.Replacer
 	prev *record // of the stack that the request met before
 
-	addr netip.Addr // the client's, once that is resolved
-
 	judged  uint64 // the tiers, by index, that have had their say
 	settled uint64 // those of them that a later handler of the stack has not to ask again
 	verdict verdict
 	dryTier *tier // the first dry one that would have refused
 
-	fallback  fallbackReason // of the client, once that is resolved
+	client    client // once that is resolved
 	resolved  bool
 	unproven  bool // the address that a tier's key needs may be forged
 	dryHeader bool // a dry tier that would have refused wants the response to tell
@@ -99,23 +96,23 @@ func (rec *record) resolve() {
 	if !rec.resolved {
 		rec.resolved = true
 		c := rec.h.topology.client(rec.r)
-		rec.addr, rec.fallback = c.addr, c.fallback
+		rec.client = c
 		if c.fallback != fallbackNone || c.longer || rec.h.topology.hops == 0 {
 			rec.h.noteClient(rec.r, c)
 		}
 	}
 }
 
-// masked is the client's address as far as it counts, once the client is resolved.
-func (rec *record) masked() netip.Addr { return rec.h.prefixes.mask(rec.addr) }
-
-// appendClient appends the client's masked address, or unknown.
+// appendClient appends what the client is counted as.
 func (rec *record) appendClient(buf []byte) []byte {
 	rec.resolve()
-	if !rec.addr.IsValid() {
-		return append(buf, unknownClient...)
-	}
-	return rec.masked().AppendTo(buf)
+	return rec.client.appendIdentity(buf, rec.h.prefixes)
+}
+
+// clientText is the client's masked address, or unknown, for logs and other handlers.
+func (rec *record) clientText() string {
+	rec.resolve()
+	return string(rec.client.appendAddress(nil, rec.h.prefixes))
 }
 
 func (rec *record) request() *http.Request { return rec.r }
@@ -135,7 +132,7 @@ func (rec *record) placeholder(name string) (any, bool) {
 	case "client_ip":
 		for p := rec.newest(); p != nil; p = p.prev {
 			if p.h.topology.stated() {
-				return string(p.appendClient(nil)), true
+				return p.clientText(), true
 			}
 		}
 		return "", true

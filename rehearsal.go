@@ -91,7 +91,7 @@ func (s *rehearsal) Judge(q *replay.Query, v *replay.Verdict) error {
 		out, err = s.decide(q, v)
 	}
 	v.Outcome = rehearsed[out]
-	v.Fallback, v.Client = rec.fallback.String(), rec.addr
+	v.Fallback, v.Client = rec.client.fallback.String(), rec.client.addr
 	return err
 }
 

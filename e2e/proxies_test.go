@@ -159,6 +159,51 @@ func TestTwoProxiesAndForgingClients(t *testing.T) {
 	assert.Empty(t, c.warnings(), "what proxies forward is no reason to warn")
 }
 
+// A client that sends chains which cannot be read does not use up the budget of the proxy in front: the proxy's health
+// check stays well, and so does the site for everybody else.
+func TestUselessChainsDoNotTakeTheBackendDown(t *testing.T) {
+	front, port := ports.Free(t), ports.Free(t)
+	c := startCaddy(t, fmt.Sprintf(`
+		:%d {
+			bind 127.0.0.1
+			tiered_limit poisoned {
+				trusted_hops 1 Forwarded
+				tier ip 100/%s
+			}
+			respond "{http.tiered_limit.client_ip}"
+		}`, port, always))
+	startHAProxy(t, fmt.Sprintf(`
+defaults
+	mode http
+	timeout connect 10s
+	timeout client 60s
+	timeout server 60s
+frontend web
+	bind 127.0.0.1:%d
+	http-request add-header Forwarded for=%%[src]
+	default_backend next
+backend next
+	option httpchk GET /health
+	default-server inter 500ms fall 2 rise 2
+	server next 127.0.0.1:%d check
+`, front, port), front)
+
+	url := fmt.Sprintf("http://127.0.0.1:%d/", front)
+	attacker, honest := clientFrom(t, "127.0.0.66"), clientFrom(t, "127.0.0.7")
+	assert.Equal(t, "127.0.0.7", get(t, honest, url).body, "the client as Caddy sees it")
+	statuses := make(map[int]int)
+	for range 120 {
+		statuses[get(t, attacker, url, "Forwarded", `for=9.9.9.9;x="`).status]++
+	}
+	assert.Equal(t, map[int]int{200: 100, 429: 20}, statuses)
+	health := func() int64 { return c.number(t, `caddy_tiered_limit_client_fallback_total{reason="short_chain",stack="poisoned"}`) }
+	seen := health()
+	c.waitFor(t, "more health checks than make a server fail", func() bool { return health() >= seen+3 })
+	assert.Equal(t, 200, get(t, clientFrom(t, "127.0.0.8"), url).status, "an honest client")
+	assert.Equal(t, 200, get(t, honest, url).status)
+	assert.Equal(t, 429, get(t, attacker, url, "Forwarded", `for=9.9.9.9;x="`).status)
+}
+
 // warnings are the messages that the module has logged as warnings.
 func (c *caddyServer) warnings() []string {
 	var list []string
