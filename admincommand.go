@@ -110,7 +110,7 @@ On a shared store this reaches every instance within 5 seconds.
 func newCounterCommand(name, short, long string) *cobra.Command {
 	c, q := new(adminClient), new(counterQuestion)
 	cmd := &cobra.Command{
-		Use:   name + " --stack <name> --tier <name> [--line <n>] [<part>...]",
+		Use:   name + " --stack <name> --tier <name> [--line <n>] [--uncertain] [<part>...]",
 		Short: short,
 		Long: long + `
 The parts are the values of the tier's key, such as an address for a tier that
@@ -130,6 +130,7 @@ counts by client; none for a tier that has one counter for everybody.
 	fs.StringVar(&q.Stack, "stack", "", "Name of the stack, as status shows it")
 	fs.StringVar(&q.Tier, "tier", "", "Name of the tier")
 	fs.IntVar(&q.Line, "line", 0, "Which of the tier's keys is meant, from 1, if several have as many parts")
+	fs.BoolVar(&q.Uncertain, "uncertain", false, "The counter of all requests whose key cannot be read with certainty")
 	return cmd
 }
 

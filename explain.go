@@ -279,7 +279,11 @@ func (rec *record) view(sc *scratch, decision Decision, e *explanation) {
 		v.Limits = t.readings(states, decision.Now)
 		if t.fixed == nil {
 			v.Key = rec.keyText(t)
-			v.Line = int(identity[len(t.keys[0].digest)]) + 1
+			if t.isUncertain(identity) {
+				v.Why = "its key cannot be read with certainty, so it is counted with all such requests"
+			} else {
+				v.Line = int(identity[len(t.keys[0].digest)]) + 1
+			}
 		}
 		if decision.RefusedBy >= 0 && claim > decision.RefusedBy {
 			v.Why = "not asked, since a tier in front refuses"

@@ -142,12 +142,13 @@ func fuzzIdentity(definition, a, b string, last byte, masks prefixes) (identity 
 	repl.Set("a", a)
 	repl.Set("http.vars.b", b)
 	src := fuzzSource{r: r, repl: repl, addr: masks.mask(netip.AddrFrom4([4]byte{192, 0, 2, last}))}
-	values := strings.NewReplacer(`\{`, "{", `\}`, "}", "{http.request.header.A}", a, "{http.request.header.B}", b,
-		"{http.request.header.a}", a, "{http.request.header.b}", b, "{a}", a, "{http.vars.b}", b,
+	inA, inB := strings.Trim(a, " \t"), strings.Trim(b, " \t") // blanks around a field's value are no part of it
+	values := strings.NewReplacer(`\{`, "{", `\}`, "}", "{http.request.header.A}", inA, "{http.request.header.B}", inB,
+		"{http.request.header.a}", inA, "{http.request.header.b}", inB, "{a}", a, "{http.vars.b}", b,
 		"{http.tiered_limit.client_ip}", src.addr.String())
 	for i := range keys {
 		found, used := keys[i].appendIdentity(nil, src)
-		if !used {
+		if used == absent {
 			continue
 		}
 		texts := []string{fmt.Sprintf("%q", tier.Keys), fmt.Sprint(i)}

@@ -163,7 +163,7 @@ func (rec *record) claim(sc *scratch) error {
 	return nil
 }
 
-// identify fills in whom a tier counts the request for, by the first of its keys that is not empty. It reports false if
+// identify fills in whom a tier counts the request for, by the first of its keys that is not absent. It reports false if
 // there is none, or if the key would go by an address that is not proven yet, which it notes in the record.
 func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
 	rec.unproven = false
@@ -174,13 +174,18 @@ func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
 			return false
 		}
 		start := len(sc.keys)
-		buf, ok := k.appendIdentity(sc.keys, rec)
-		if !ok {
+		buf, found := k.appendIdentity(sc.keys, rec)
+		if found == absent {
 			continue
 		}
 		sc.keys = buf
 		claim.Identity = buf[start:]
-		claim.Group = groupOf(k, rec.client.network(rec.h.prefixes), claim.Identity)
+		if found == uncertain {
+			rec.h.noteUncertain(t)
+			claim.Group = groupOfHash(claim.Identity)
+		} else {
+			claim.Group = groupOf(k, rec.client.network(rec.h.prefixes), claim.Identity)
+		}
 		return true
 	}
 	return false

@@ -16,6 +16,9 @@ type counterQuestion struct {
 	Tier  string `json:"tier"`
 	Key   texts  `json:"key"`  // the values of the key's parts
 	Line  int    `json:"line"` // which of several keys is meant, from 1; 0: the only one that has so many parts
+
+	// Uncertain asks for the counter of all requests whose key cannot be read with certainty.
+	Uncertain bool `json:"uncertain"`
 }
 
 // texts is an array of strings. That one of them is null is a mistake, and not an empty string.
@@ -180,10 +183,19 @@ func findTier(handlers []*Handler, q *counterQuestion) (*counter, error) {
 // identify fills in whose counter it is.
 func (c *counter) identify(q *counterQuestion) error {
 	if c.tier.fixed != nil {
-		if len(q.Key) > 0 {
+		if len(q.Key) > 0 || q.Uncertain {
 			return errors.New("the tier has one counter for everybody; leave the key out")
 		}
 		c.claim.Identity = c.tier.fixed
+		return nil
+	}
+	if q.Uncertain {
+		if len(q.Key) > 0 || q.Line != 0 {
+			return errors.New("requests whose key is uncertain have one counter; leave the key out")
+		}
+		c.key = []string{uncertainKey}
+		c.claim.Identity = c.tier.keys[0].appendUncertain(nil)
+		c.claim.Group = groupOfHash(c.claim.Identity)
 		return nil
 	}
 	k, err := c.tier.keyFor(q)
@@ -246,7 +258,7 @@ type keyValues struct {
 }
 
 // part brings the value of one part into the form in which it is counted, and tells whether a placeholder has a value. A
-// client's address may be written in any way and in full, a host in any case.
+// client's address may be written in any way and in full, and other values as a request may.
 func (v *keyValues) part(segments []segment, text string) (string, bool, error) {
 	before, after := "", ""
 	var only *segment
@@ -280,10 +292,13 @@ func (v *keyValues) part(segments []segment, text string) (string, bool, error) 
 		}
 		v.client = c
 		return before + string(c.appendIdentity(nil, v.prefixes)) + after, true, nil
-	case only.kind == segmentHost:
-		return before + string(appendHost(nil, value)) + after, value != "", nil
 	}
-	return text, value != "", nil
+	canonical, ok := only.appendText(nil, value)
+	if !ok {
+		return "", false, fmt.Errorf("%q cannot be read with certainty; such requests share the counter that \"uncertain\" names",
+			shortened(value))
+	}
+	return before + string(canonical) + after, len(canonical) > 0, nil
 }
 
 // shortened is a text for an error message.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -82,8 +83,8 @@ func defaultKeys(name string) [][]string {
 // compileKeys compiles the keys of a tier, refusing placeholders that do not exist or can never limit.
 func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error) {
 	lines := t.keyLines()
-	if len(lines) > 255 {
-		return nil, fmt.Errorf("has %d keys; at most 255 are possible", len(lines))
+	if len(lines) > uncertainOrdinal {
+		return nil, fmt.Errorf("has %d keys; at most %d are possible", len(lines), uncertainOrdinal)
 	}
 	keys := make([]key, 0, len(lines))
 	usesClient := false
@@ -218,25 +219,48 @@ type keySource interface {
 	unknownPlaceholder(name string)
 }
 
-// appendIdentity appends the identity of a request under this key. It reports false, and leaves no more than garbage
-// behind buf's length, if every placeholder of the key is empty.
-func (k *key) appendIdentity(buf []byte, src keySource) ([]byte, bool) {
+// appendIdentity appends the identity of a request under this key. If every placeholder of the key is empty, the identity
+// is absent, and no more than garbage is left behind buf's length. If one is uncertain, the identity is that of all such
+// requests of the tier: parts beside it are what the caller likes, and would be budgets beside that of the real value.
+func (k *key) appendIdentity(buf []byte, src keySource) ([]byte, presence) {
+	begin := len(buf)
 	buf = k.appendPrefix(buf)
 	if k.fixed {
-		return buf, true
+		return buf, present
 	}
-	found := false
+	found := absent
 	for _, part := range k.parts {
 		start := len(buf)
 		buf = append(buf, 0, 0, 0, 0)
 		for i := range part {
-			before := len(buf)
-			buf = part[i].appendValue(buf, src)
-			found = found || part[i].kind != segmentLiteral && len(buf) > before
+			var p presence
+			buf, p = part[i].appendValue(buf, src)
+			if p == uncertain {
+				return k.appendUncertain(buf[:begin]), uncertain
+			}
+			found = found.add(p)
 		}
 		buf = closePart(buf, start)
 	}
 	return buf, found
+}
+
+// appendUncertain appends the identity of all requests of a tier whose key cannot be read with certainty, whichever of
+// its keys that is.
+func (k *key) appendUncertain(buf []byte) []byte {
+	buf = append(buf, k.digest[:]...)
+	return append(buf, uncertainOrdinal)
+}
+
+// uncertainOrdinal stands in place of a key's ordinal.
+const uncertainOrdinal = math.MaxUint8
+
+// uncertainKey is the identity of appendUncertain as people see it.
+const uncertainKey = "(uncertain)"
+
+// isUncertain reports whether an identity of the tier is that of requests with an uncertain key.
+func (t *tier) isUncertain(identity []byte) bool {
+	return t.fixed == nil && identity[len(t.keys[0].digest)] == uncertainOrdinal
 }
 
 // closePart writes the length of a part that begins at start into the four bytes that were left there, and replaces a
@@ -262,21 +286,35 @@ func (k *key) appendTexts(buf []byte, parts []string) []byte {
 	return buf
 }
 
-func (s *segment) appendValue(buf []byte, src keySource) []byte {
+// appendValue appends the value that a request gives for the segment, in the form in which values are compared. Nothing
+// is appended that is not present.
+func (s *segment) appendValue(buf []byte, src keySource) ([]byte, presence) {
 	switch s.kind {
 	case segmentLiteral:
-		return append(buf, s.text...)
+		return append(buf, s.text...), absent
 	case segmentClient:
-		return src.appendClient(buf)
+		return src.appendClient(buf), present
 	case segmentHeader:
-		return appendOnly(buf, src.request().Header[s.text])
+		return appendHeader(buf, src.request().Header[s.text], s.text)
 	case segmentQuery:
-		return appendOnly(buf, src.request().URL.Query()[s.text])
+		return appendQuery(buf, src.request().URL.RawQuery, s.text)
 	case segmentCookie:
-		return appendCookie(buf, src.request(), s.text)
-	case segmentHost:
-		return appendHost(buf, src.request().Host)
+		return appendCookie(buf, src.request().Header["Cookie"], s.text)
 	}
+	start := len(buf)
+	if s.kind == segmentHost {
+		buf = appendHost(buf, src.request().Host)
+	} else {
+		buf = s.appendPlaceholder(buf, src)
+	}
+	if len(buf) == start {
+		return buf, absent
+	}
+	return buf, present
+}
+
+// appendPlaceholder appends what the replacer says of a placeholder.
+func (s *segment) appendPlaceholder(buf []byte, src keySource) []byte {
 	repl := src.replacer()
 	if repl == nil {
 		return buf
@@ -292,48 +330,30 @@ func (s *segment) appendValue(buf []byte, src keySource) []byte {
 	return append(buf, caddy.ToString(value)...)
 }
 
-// severalValues stands for a value that a request gives more than once. No header field can hold it.
-const severalValues = "\x00"
-
-// appendOnly appends the value that a request gives for something that is to be given once. All requests that give
-// different ones are counted together: which of them is used behind this server cannot be known here, so a caller with
-// one that is valid would have a new budget for each that is put beside it.
-func appendOnly(buf []byte, values []string) []byte {
-	for _, v := range values {
-		if v != values[0] {
-			return append(buf, severalValues...)
-		}
+// appendText appends a value that an operator writes, in the form in which values are compared. It reports false for one
+// that no request could have.
+func (s *segment) appendText(buf []byte, text string) ([]byte, bool) {
+	switch s.kind {
+	case segmentHeader:
+		return headerWriter(s.text)(buf, text)
+	case segmentQuery:
+		return appendDecoded(buf, text)
+	case segmentCookie:
+		return appendCookieValue(buf, text)
+	case segmentHost:
+		return appendHost(buf, text), true
 	}
-	if len(values) == 0 {
-		return buf
-	}
-	return append(buf, values[0]...)
+	return append(buf, text...), true
 }
 
-// appendCookie appends the value of the first cookie with a name. Names of cookies are compared with regard to case
-// (RFC 6265 section 5.4), unlike in Caddy's placeholder, so that no other cookie can stand in for one. Of several
-// with one name browsers send the one with the longest path first; they are no forgery.
-func appendCookie(buf []byte, r *http.Request, name string) []byte {
-	for _, c := range r.CookiesNamed(name) {
-		return append(buf, c.Value...)
-	}
-	return buf
-}
-
-// appendHost appends the host that a request is for, in lower case and without the port, since neither the case nor
-// the port leads to another site.
+// appendHost appends the host that a request is for, in lower case and without the port, since neither those
+// nor the dot of a complete name lead to another site.
 func appendHost(buf []byte, host string) []byte {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	for i := range len(host) {
-		c := host[i]
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		buf = append(buf, c)
-	}
-	return buf
+	host = strings.TrimSuffix(host, ".")
+	return appendLower(buf, host)
 }
 
 // groupSeed makes groups unpredictable, so that nobody can pick identities that share somebody's group.
@@ -350,5 +370,10 @@ func groupOf(k *key, addr netip.Addr, identity []byte) uint32 {
 		b := addr.As16()
 		identity = b[:4]
 	}
+	return groupOfHash(identity)
+}
+
+// groupOfHash is the coarse identity of what belongs to no network.
+func groupOfHash(identity []byte) uint32 {
 	return Groups/2 + uint32(maphash.Bytes(groupSeed, identity)%(Groups/2))
 }

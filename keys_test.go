@@ -25,7 +25,7 @@ func TestS11IdentitiesAreDistinctAndBounded(t *testing.T) {
 	for _, pair := range [][2]string{
 		{"a:b", "c"}, {"a", "b:c"}, {"a:b:c", ""}, {"", "a:b:c"}, {"abc", ""}, {"ab", "c"}, {"a", "bc"},
 		{"}{", "x"}, {"}", "{x"}, {"x", "}{"}, {"\n", "x"}, {"x", "\n"}, {"x\n", ""}, {"\x00", "x"}, {"x", "\x00"}, {"x\x00", ""}, {"", "x"}, {"x", ""},
-		{"\xff", "x"}, {"\xfe", "x"}, {"é", "x"}, {"e\u0301", "x"}, {" x", "x"}, {"x", "x"}, {"X", "x"}, {"{http.request.host}", "x"},
+		{"\xff", "x"}, {"\xfe", "x"}, {"é", "x"}, {"e\u0301", "x"}, {"x", "x"}, {"X", "x"}, {"{http.request.host}", "x"},
 		{megabyte, "x"}, {"x", megabyte}, {megabyte, megabyte}, {megabyte + "m", "x"}, {megabyte[1:] + "n", "x"},
 		{strings.Repeat("n", 256), ""}, {strings.Repeat("n", 257), ""}, {strings.Repeat("n", 255), "n"}, {strings.Repeat("n", 258), ""},
 	} {
@@ -42,8 +42,8 @@ func TestS11IdentitiesAreShort(t *testing.T) {
 	long := strings.Repeat("l", 1<<20)
 	r := probeRequest("192.0.2.1:1")
 	r.Header["X-A"], r.Header["X-B"], r.Header["X-C"] = []string{long}, []string{long}, []string{"short"}
-	identity, ok := h.tiers[0].keys[0].appendIdentity(nil, newRecord(h, r))
-	require.True(t, ok)
+	identity, found := h.tiers[0].keys[0].appendIdentity(nil, newRecord(h, r))
+	require.Equal(t, present, found)
 	assert.LessOrEqual(t, len(identity), 3*(256+4)+9)
 	assert.NotContains(t, string(identity), "llll")
 }
@@ -128,6 +128,10 @@ func TestATierWithoutAnIdentityIsSkipped(t *testing.T) {
 	require.Len(t, warnings, 2)
 	assert.Equal(t, "user", warnings[0].str("tier"))
 	assert.Contains(t, warnings[0].str("msg"), "basic_auth")
+	for _, w := range warnings {
+		assert.Contains(t, w.str("msg"), "callers can leave a key out on purpose")
+		assert.Contains(t, w.str("msg"), "a further key line, such as {http.tiered_limit.client_ip}, catches them")
+	}
 	assert.Equal(t, "tenant", warnings[1].str("tier"))
 	assert.NotContains(t, warnings[1].str("msg"), "basic_auth")
 }

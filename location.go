@@ -42,21 +42,21 @@ func (h *Handler) findLocation(ctx caddy.Context, config []byte) (location, erro
 	equal := site + " " + string(config)
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", equal, h.app.ordinal(equal)))
 	p.stack = "." + hex.EncodeToString(sum[:16])
-	p.label = unnamedLabel(listen, hosts, h.app.ordinal("label "+site))
+	p.label = unnamedLabel(listen, hosts)
+	if ordinal := h.app.ordinal("label " + p.label); ordinal > 1 {
+		p.label += " #" + strconv.Itoa(ordinal)
+	}
 	return p, nil
 }
 
-// unnamedLabel tells people and metrics which unnamed stack is meant.
-func unnamedLabel(listen, hosts []string, ordinal int) string {
+// unnamedLabel tells people and metrics which unnamed stack is meant. Several may have one; they are numbered.
+func unnamedLabel(listen, hosts []string) string {
 	label := "*"
 	if len(hosts) > 0 {
 		label = hosts[0]
 	}
 	if len(listen) > 0 {
 		label += " " + listen[0]
-	}
-	if ordinal > 1 {
-		label += " #" + strconv.Itoa(ordinal)
 	}
 	return label
 }

@@ -122,6 +122,26 @@ func TestEqualStacksOfOneSite(t *testing.T) {
 	assert.Equal(t, 0, e.served(1, one), "the first stays the first")
 }
 
+// Stacks whose first host and listen address are the same are told apart in metrics and by operators.
+func TestLabelsOfUnnamedStacksAreDistinct(t *testing.T) {
+	t.Parallel()
+	const stack = `{"handler": "tiered_limit", "tiers": [{"name": "global", "limits": [{"count": 1, "window": "1h"}]}]},
+		{"handler": "static_response", "body": "ok"}`
+	e := newEdgeJSON(t, []byte(`{"apps": {"http": {"servers": {"s": {"listen": [":8123"], "automatic_https": {"disable": true}, "routes": [
+		{"match": [{"host": ["a.test", "b.test"]}], "handle": [`+stack+`], "terminal": true},
+		{"match": [{"host": ["a.test", "c.test"]}], "handle": [`+stack+`], "terminal": true}]}}}}}`))
+	b, c := request{url: "http://b.test:8123/"}, request{url: "http://c.test:8123/"}
+	assert.Equal(t, 1, e.served(3, b))
+	assert.Equal(t, 1, e.served(2, c))
+	assert.Equal(t, 2.0, e.metric(`requests_total{outcome="refused",stack="a.test :8123"}`))
+	assert.Equal(t, 1.0, e.metric(`requests_total{outcome="refused",stack="a.test :8123 #2"}`))
+	admin := &Admin{running: func() *App { return e.app }}
+	_, err := admin.reset(probeRequest("192.0.2.1:1"), &counterQuestion{Stack: "a.test :8123 #2", Tier: "global"})
+	require.NoError(t, err)
+	assert.Equal(t, 0, e.served(1, b))
+	assert.Equal(t, 1, e.served(1, c), "the one that was reset")
+}
+
 // One site block on two ports is two stacks.
 func TestTwoPortsAreTwoStacks(t *testing.T) {
 	t.Parallel()

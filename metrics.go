@@ -57,6 +57,7 @@ type tierMeter struct {
 	stack, tier string
 	refusals    [2]atomic.Int64 // real, dry
 	skipped     atomic.Int64
+	uncertain   atomic.Int64
 	worst       sketch
 	announced   announcements
 }
@@ -179,6 +180,8 @@ var (
 		"Requests that a tier refused, or would have refused in a dry run.", []string{"stack", "tier", "dry_run"}, nil)
 	skippedDesc = prometheus.NewDesc("caddy_tiered_limit_skipped_total",
 		"Requests that a tier did not limit because every key was empty.", []string{"stack", "tier"}, nil)
+	uncertainDesc = prometheus.NewDesc("caddy_tiered_limit_uncertain_total",
+		"Requests that a tier counted together because servers would not agree on their key.", []string{"stack", "tier"}, nil)
 	fallbackDesc = prometheus.NewDesc("caddy_tiered_limit_client_fallback_total",
 		"Requests counted for the peer because the forwarding chain could not be used.", []string{"stack", "reason"}, nil)
 	countersDesc = prometheus.NewDesc("caddy_tiered_limit_counters",
@@ -197,8 +200,8 @@ var (
 // Describe sends the descriptions of all metrics.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		requestsDesc, refusalsDesc, skippedDesc, fallbackDesc, countersDesc, overflowDesc, decisionDesc, storeErrorsDesc,
-		localRefusalsDesc,
+		requestsDesc, refusalsDesc, skippedDesc, uncertainDesc, fallbackDesc, countersDesc, overflowDesc, decisionDesc,
+		storeErrorsDesc, localRefusalsDesc,
 	} {
 		ch <- desc
 	}
@@ -222,6 +225,7 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 			send(refusalsDesc, m.refusals[0].Load(), m.stack, m.tier, "false")
 			send(refusalsDesc, m.refusals[1].Load(), m.stack, m.tier, "true")
 			send(skippedDesc, m.skipped.Load(), m.stack, m.tier)
+			send(uncertainDesc, m.uncertain.Load(), m.stack, m.tier)
 		}
 		return true
 	})

@@ -80,7 +80,7 @@ func TestMonitoringUsesWhatIsThere(t *testing.T) {
 		}
 		labels[f.GetName()] = append(names, "le")
 	}
-	require.Len(t, labels, 9)
+	require.Len(t, labels, 10)
 	base := func(name string) string {
 		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 			if family, cut := strings.CutSuffix(name, suffix); cut && labels[family] != nil {

@@ -81,14 +81,17 @@ const maxLoggedPart = 256
 func (rec *record) keyText(t *tier) []string {
 	for i := range t.keys {
 		k := &t.keys[i]
-		if _, ok := k.appendIdentity(nil, rec); !ok {
+		switch _, found := k.appendIdentity(nil, rec); found {
+		case absent:
 			continue
+		case uncertain:
+			return []string{uncertainKey}
 		}
 		texts := make([]string, 0, len(k.parts))
 		for _, part := range k.parts {
 			var buf []byte
 			for j := range part {
-				buf = part[j].appendValue(buf, rec)
+				buf, _ = part[j].appendValue(buf, rec)
 			}
 			texts = append(texts, string(buf[:min(len(buf), maxLoggedPart)]))
 		}
@@ -153,12 +156,22 @@ func (h *Handler) noteSkipped(t *tier) {
 	if !h.run.first("skipped " + t.name) {
 		return
 	}
-	text := "every key of a tier is empty for a request, so the tier does not limit it"
+	text := "every key of a tier is empty for a request, so the tier does not limit it; callers can leave a key out on " +
+		"purpose, and a further key line, such as {" + clientPlaceholder + "}, catches them"
 	if slices.ContainsFunc(t.keys, key.usesAuth) {
 		text += "; {http.auth.*} is known only behind an authentication handler, and tiered_limit runs before basic_auth " +
 			"by default: put both into a route block, the authentication first, or change the order"
 	}
 	h.logger.Warn(text, zap.String("stack", h.stackLabel), zap.String("tier", t.name))
+}
+
+// noteUncertain counts a request whose key cannot be read with certainty, and explains the first one.
+func (h *Handler) noteUncertain(t *tier) {
+	t.meter.uncertain.Add(1)
+	if h.run.first("uncertain " + t.name) {
+		h.logger.Warn("a key of a tier cannot be read with certainty, since servers would read different values or none; all "+
+			"such requests are counted together", zap.String("stack", h.stackLabel), zap.String("tier", t.name))
+	}
 }
 
 // usesAuth tells whether a key needs an authentication handler in front.

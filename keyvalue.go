@@ -1,0 +1,431 @@
+package tieredlimit
+
+import (
+	"bytes"
+	"encoding/base64"
+	"strings"
+	"unicode/utf8"
+)
+
+// presence is what a request says of something that a key is made of.
+type presence uint8
+
+const (
+	// absent: nothing that any server would read as the value is there, or it is empty.
+	absent presence = iota
+
+	// present: there is one value, and all servers that read it agree on it.
+	present
+
+	// uncertain: something is there, but servers differ in whether it is the value, or in which it is.
+	uncertain
+)
+
+// A value is looked for in so much text at most. What is longer is uncertain: what comes behind it could be the value.
+const (
+	maxKeyText    = 64 << 10 // bytes of all Cookie fields together, or of a query
+	maxQueryPairs = 1000     // in a query; common servers look at no more, others do
+	maxDecodings  = 4        // percent-encodings of percent-encodings
+)
+
+// add says what is known of a value once another source has been read. What is uncertain stays so.
+func (p presence) add(other presence) presence { return max(p, other) }
+
+// valueReader collects the one value that several places of a request may give: it stands behind start, in the form in
+// which values are compared.
+type valueReader struct {
+	buf   []byte
+	start int
+	found bool // there is a first value, empty or not
+}
+
+// add takes a further value, appended by write, and reports false if it differs from the first or cannot be read.
+func (v *valueReader) add(write func(buf []byte, text string) ([]byte, bool), text string) bool {
+	at := len(v.buf)
+	buf, ok := write(v.buf, text)
+	v.buf = buf
+	if !ok {
+		return false
+	}
+	if !v.found {
+		v.found = true
+		return true
+	}
+	same := bytes.Equal(v.buf[v.start:at], v.buf[at:])
+	v.buf = v.buf[:at]
+	return same
+}
+
+// result is what has been read. Where it is not present, nothing is appended.
+func (v *valueReader) result(certain bool) ([]byte, presence) {
+	switch {
+	case !certain:
+		return v.buf[:v.start], uncertain
+	case len(v.buf) == v.start:
+		return v.buf, absent
+	}
+	return v.buf, present
+}
+
+// appendHeader appends the value of a header field. Several lines with different values are uncertain. Fields that only
+// differ in an underscore or a dot in place of a hyphen are the same to some servers, but Caddy drops these.
+func appendHeader(buf []byte, lines []string, name string) ([]byte, presence) {
+	v := valueReader{buf: buf, start: len(buf)}
+	write := headerWriter(name)
+	for _, line := range lines {
+		if !v.add(write, line) {
+			return v.result(false)
+		}
+	}
+	return v.result(true)
+}
+
+// headerWriter is what appends a value of a field.
+func headerWriter(name string) func([]byte, string) ([]byte, bool) {
+	if name == "Authorization" || name == "Proxy-Authorization" {
+		return appendCredentials
+	}
+	return appendTrimmed
+}
+
+// appendTrimmed appends a value without the blanks around it, which are no part of it (RFC 9110 section 5.5).
+func appendTrimmed(buf []byte, text string) ([]byte, bool) {
+	return append(buf, strings.Trim(text, " \t")...), true
+}
+
+// appendCredentials appends credentials as they are compared: the scheme in lower case (RFC 9110 section 11.1), one
+// blank between words, none around them. Credentials of scheme Basic must be what an encoder writes: decoders pass over
+// other characters, so that there would be any number of spellings.
+func appendCredentials(buf []byte, text string) ([]byte, bool) {
+	start := len(buf)
+	words := 0
+	for text = strings.TrimLeft(text, " \t"); text != ""; text = strings.TrimLeft(text, " \t") {
+		end := strings.IndexAny(text, " \t")
+		if end < 0 {
+			end = len(text)
+		}
+		words++
+		switch words {
+		case 1:
+			buf = appendLower(buf, text[:end])
+		case 2:
+			if string(buf[start:]) == "basic" && !strictBase64(text[:end]) {
+				return buf, false
+			}
+			fallthrough
+		default:
+			buf = append(append(buf, ' '), text[:end]...)
+		}
+		text = text[end:]
+	}
+	return buf, words < 3 || !bytes.HasPrefix(buf[start:], []byte("basic "))
+}
+
+// strictBase64 reports whether a text is the base64 that an encoder writes (RFC 4648 section 4).
+func strictBase64(text string) bool {
+	if len(text)%4 != 0 {
+		return false
+	}
+	var chunk [3]byte
+	for len(text) > 0 {
+		if len(text) > 4 && text[3] == '=' || strings.ContainsAny(text[:4], "\r\n") {
+			return false
+		}
+		if _, err := base64.StdEncoding.Strict().Decode(chunk[:], []byte(text[:4])); err != nil {
+			return false
+		}
+		text = text[4:]
+	}
+	return true
+}
+
+func appendLower(buf []byte, text string) []byte {
+	for i := range len(text) {
+		buf = append(buf, lower(text[i]))
+	}
+	return buf
+}
+
+func lower(c byte) byte {
+	if 'A' <= c && c <= 'Z' {
+		c += 'a' - 'A'
+	}
+	return c
+}
+
+// appendCookie appends the value of a cookie, looked for as servers do and not only as RFC 6265 says. Names are compared
+// with regard to case; what has the name in another spelling, or between bytes at which some servers cut and others do
+// not, is uncertain, and so are several values.
+func appendCookie(buf []byte, lines []string, name string) ([]byte, presence) {
+	v := valueReader{buf: buf, start: len(buf)}
+	length := 0
+	for _, line := range lines {
+		if length += len(line); length > maxKeyText {
+			return v.result(false)
+		}
+		for line != "" {
+			var pair string
+			pair, line, _ = strings.Cut(line, ";")
+			if !v.addCookie(pair, name) {
+				return v.result(false)
+			}
+		}
+	}
+	return v.result(true)
+}
+
+// addCookie looks at one pair, and reports false if that leaves the value uncertain.
+func (v *valueReader) addCookie(pair, name string) bool {
+	key, value, isPair := strings.Cut(pair, "=")
+	if !isPair {
+		return true
+	}
+	switch trimmed := strings.Trim(key, " \t"); {
+	case trimmed == name:
+		if !v.add(appendCookieValue, value) {
+			return false
+		}
+	case couldBeName(key, name, false) || couldBeName(key[lastSeparator(key)+1:], name, false):
+		return false
+	}
+	return !embedsName(value, name)
+}
+
+// embedsName reports whether a value holds what a server that separates cookies at blanks, commas or other bytes would
+// take for a cookie of that name.
+func embedsName(value, name string) bool {
+	for {
+		at := strings.Index(value, name)
+		if at < 0 {
+			return false
+		}
+		rest := strings.TrimLeft(value[at+len(name):], " \t")
+		if at > 0 && isSeparator(value[at-1]) && strings.HasPrefix(rest, "=") {
+			return true
+		}
+		value = value[at+1:]
+	}
+}
+
+// lastSeparator is the index of the last byte in a name at which a server might cut, or -1.
+func lastSeparator(key string) int {
+	key = strings.TrimRight(key, " \t")
+	for i := len(key) - 1; i >= 0; i-- {
+		if isSeparator(key[i]) {
+			return i
+		}
+	}
+	return -1
+}
+
+// isSeparator reports whether a byte ends a name or value for some servers: blanks, control characters, bytes outside of
+// ASCII, and what RFC 2616 section 2.2 calls separators, as far as they can stand in front of a name.
+func isSeparator(c byte) bool {
+	return isJunk(c) || strings.IndexByte(`,"\()<>@{}[]`, c) >= 0
+}
+
+// isJunk reports whether a byte is a blank, a control character, or not ASCII. Servers trim some of these.
+func isJunk(c byte) bool { return c <= ' ' || c >= 0x7f }
+
+// appendCookieValue appends a cookie's value as it is compared: without blanks and quotes around it, and decoded, since
+// servers differ in whether they do that. It reports false where they would read different values.
+func appendCookieValue(buf []byte, text string) ([]byte, bool) {
+	text = strings.Trim(text, " \t")
+	if len(text) >= 2 && text[0] == '"' && text[len(text)-1] == '"' {
+		text = text[1 : len(text)-1]
+	}
+	for i := range len(text) {
+		if c := text[i]; isJunk(c) || c == '"' || c == '\\' {
+			return buf, false
+		}
+	}
+	return appendDecoded(buf, text)
+}
+
+// appendQuery appends the value of a parameter of a query. Where servers differ in how they read the query, because of
+// semicolons, escapes that are none, names that only some take for this one, several values or the length, it is
+// uncertain.
+func appendQuery(buf []byte, query, name string) ([]byte, presence) {
+	v := valueReader{buf: buf, start: len(buf)}
+	if len(query) > maxKeyText {
+		return v.result(false)
+	}
+	for pairs := 0; query != ""; pairs++ {
+		if pairs == maxQueryPairs {
+			return v.result(false)
+		}
+		var pair string
+		pair, query, _ = strings.Cut(query, "&")
+		if !v.addParam(pair, name) {
+			return v.result(false)
+		}
+	}
+	return v.result(true)
+}
+
+// addParam looks at one pair of a query, and reports false if that leaves the value uncertain.
+func (v *valueReader) addParam(pair, name string) bool {
+	pair, more, several := strings.Cut(pair, ";")
+	key, value, _ := strings.Cut(pair, "=")
+	mine := isName(key, name)
+	if mine {
+		if several || !validEscapes(key) || !validEscapes(value) || !v.add(appendDecoded, value) {
+			return false
+		}
+	} else if couldBeName(key, name, true) {
+		return false
+	}
+	for several {
+		pair, more, several = strings.Cut(more, ";")
+		if key, _, _ = strings.Cut(pair, "="); isName(key, name) || couldBeName(key, name, true) {
+			return false
+		}
+	}
+	return true
+}
+
+// isName reports whether a name of a query, decoded, is the one that is looked for.
+func isName(key, name string) bool {
+	if key == name {
+		return true
+	}
+	if strings.IndexByte(key, '%') < 0 && strings.IndexByte(key, '+') < 0 {
+		return false
+	}
+	i, j := 0, 0
+	for i < len(key) && j < len(name) {
+		var c byte
+		if c, i = decodedByte(key, i, true); c != name[j] {
+			return false
+		}
+		j++
+	}
+	return i == len(key) && j == len(name)
+}
+
+// couldBeName reports whether some server takes a name for the one that is looked for though it is another: PHP makes
+// underscores of dots, blanks and brackets and drops what is in front; others drop what is around it, look away from
+// case, cut at a NUL, or read a bracket behind it as the beginning of a list.
+func couldBeName(key, name string, query bool) bool {
+	i := 0
+	for i < len(key) {
+		c, next := decodedByte(key, i, query)
+		if !isJunk(c) && c != '"' {
+			break
+		}
+		i = next
+	}
+	for j := range len(name) {
+		if i >= len(key) {
+			return false
+		}
+		var c byte
+		if c, i = decodedByte(key, i, query); foldName(c) != foldName(name[j]) {
+			return false
+		}
+	}
+	if i >= len(key) {
+		return true
+	}
+	c, _ := decodedByte(key, i, query)
+	return isJunk(c) || c == '[' || c == '"'
+}
+
+// foldName makes bytes equal that servers take for one another in names.
+func foldName(c byte) byte {
+	switch c {
+	case '.', ' ', '[', '-', '+':
+		return '_'
+	}
+	return lower(c)
+}
+
+// decodedByte is the byte of a text at i, and where the next one begins.
+func decodedByte(text string, i int, query bool) (byte, int) {
+	c := text[i]
+	switch {
+	case c == '%' && i+2 < len(text) && isHex(text[i+1]) && isHex(text[i+2]):
+		return unhex(text[i+1])<<4 | unhex(text[i+2]), i + 3
+	case c == '+' && query:
+		return ' ', i + 1
+	}
+	return c, i + 1
+}
+
+func isHex(c byte) bool {
+	return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'
+}
+
+func unhex(c byte) byte {
+	if c <= '9' {
+		return c - '0'
+	}
+	return lower(c) - 'a' + 10
+}
+
+// validEscapes reports whether every percent sign begins an escape.
+func validEscapes(text string) bool {
+	for i := strings.IndexByte(text, '%'); i >= 0 && i < len(text); i++ {
+		if text[i] == '%' {
+			if i+2 >= len(text) || !isHex(text[i+1]) || !isHex(text[i+2]) {
+				return false
+			}
+			i += 2
+		}
+	}
+	return true
+}
+
+// appendDecoded appends a text without its percent-encoding, however often that was applied, and without blanks around
+// it. Plus signs become blanks, since some servers read them so. It reports false for what cannot be told: encodings
+// that do not end, control characters, escapes of other kinds, and what is not UTF-8.
+func appendDecoded(buf []byte, text string) ([]byte, bool) {
+	start := len(buf)
+	buf = append(buf, text...)
+	for n := 0; ; n++ {
+		if n > maxDecodings {
+			return buf, false
+		}
+		before := len(buf)
+		if buf = decodeOnce(buf, start); len(buf) == before {
+			break
+		}
+	}
+	value := buf[start:]
+	for i, c := range value {
+		switch {
+		case c < ' ' || c == 0x7f:
+			return buf, false
+		case c == '+':
+			value[i] = ' '
+		case c == '%' && i+1 < len(value) && lower(value[i+1]) == 'u':
+			return buf, false
+		}
+	}
+	if !utf8.Valid(value) {
+		return buf, false
+	}
+	if trimmed := bytes.Trim(value, " "); len(trimmed) < len(value) {
+		buf = buf[:start+copy(value, trimmed)]
+	}
+	return buf, true
+}
+
+// decodeOnce takes one percent-encoding off what stands in buf from start on.
+func decodeOnce(buf []byte, start int) []byte {
+	at := bytes.IndexByte(buf[start:], '%')
+	if at < 0 {
+		return buf
+	}
+	out := start + at
+	for i := out; i < len(buf); i++ {
+		c := buf[i]
+		if c == '%' && i+2 < len(buf) && isHex(buf[i+1]) && isHex(buf[i+2]) {
+			c = unhex(buf[i+1])<<4 | unhex(buf[i+2])
+			i += 2
+		}
+		buf[out] = c
+		out++
+	}
+	return buf[:out]
+}
