@@ -11,6 +11,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 func init() {
@@ -36,7 +38,7 @@ type stackTier struct{ stack, tier string }
 // stackRun is what the handlers of one stack share for the life of a configuration.
 type stackRun struct {
 	warned sync.Map // request-time warnings that were given, by kind
-	hops   hopCheck
+	hops   clientip.HopCheck
 
 	forwardedSeen atomic.Bool // a forwarding header was reported although there are to be no hops
 

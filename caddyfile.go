@@ -10,6 +10,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 func init() {
@@ -162,11 +164,11 @@ func (p *directiveParser) parseTrustedHops() error {
 		return p.noBlock("trusted_hops") // not stated
 	}
 	if !digitsOnly(args[0]) {
-		return p.Errf("trusted_hops %q is not a whole number from 0 to %d", args[0], maxHops)
+		return p.Errf("trusted_hops %q is not a whole number from 0 to %d", args[0], clientip.MaxHops)
 	}
 	n, err := strconv.Atoi(args[0])
-	if err != nil || n > maxHops {
-		return p.Errf("trusted_hops %q is not a whole number from 0 to %d", args[0], maxHops)
+	if err != nil || n > clientip.MaxHops {
+		return p.Errf("trusted_hops %q is not a whole number from 0 to %d", args[0], clientip.MaxHops)
 	}
 	p.handler.TrustedHops = &n
 	if len(args) == 2 {
@@ -258,7 +260,7 @@ func (p *directiveParser) parseExempt() (err error) {
 
 func (p *directiveParser) parseExemptClients() (err error) {
 	p.handler.ExemptClients, err = p.parseList(func(s string) error {
-		if _, err := parsePrefix(s); err != nil {
+		if _, err := parsePrefix(s, nil); err != nil {
 			return fmt.Errorf("exempt_clients: %w", err)
 		}
 		return nil

@@ -2,8 +2,10 @@ package tieredlimit
 
 import (
 	"net/http"
-	"net/netip"
 	"slices"
+	"strings"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // clientView is how the client of a request was found.
@@ -36,122 +38,97 @@ const (
 )
 
 // shownEntries is how many entries of a chain are shown, the rightmost ones. One more than is ever walked.
-const shownEntries = maxHops + 1
+const shownEntries = clientip.MaxHops + 1
 
 // viewClient describes how the client of a request is found.
 func (h *Handler) viewClient(r *http.Request) *clientView {
 	t := &h.topology
-	v := &clientView{Source: t.source()}
-	peer := peerOf(r)
+	v := &clientView{Source: t.Source()}
+	peer := t.Peer(r)
 	if peer.IsValid() {
 		v.Peer = peer.String()
 	}
-	name, lines := t.present(r)
-	v.Header = name
-	entries, parsed := chainEntries(name, lines)
-	c := t.client(r)
-	if !t.stated() {
-		v.Note, v.Counted = "it is not stated which proxies stand in front of the server, so no address is used", ""
-	} else {
-		v.Fallback = c.fallback.String()
-		if c.addr.IsValid() {
-			v.Address = c.addr.String()
-		}
-		v.Counted = string(c.appendIdentity(nil, h.prefixes))
+	c := t.Client(r)
+	v.showChain(t, r, c)
+	if !t.Stated() {
+		v.Note = "it is not stated which proxies stand in front of the server, so no address is used"
+		return v
 	}
-	uses := t.uses(r, peer, entries)
+	v.Fallback = c.Fallback.String()
+	if c.Addr.IsValid() {
+		v.Address = c.Addr.String()
+	}
+	v.Counted = string(c.AppendIdentity(nil, h.prefixes))
 	switch {
-	case c.fallback == fallbackShortChain:
+	case c.Fallback == clientip.ShortChain:
 		v.Note = "the chain is shorter than trusted_hops"
-	case c.fallback == fallbackAllTrusted:
+	case c.Fallback == clientip.AllTrusted:
 		v.Note = "every entry is a trusted proxy"
-	case !parsed:
+	case c.Fallback == clientip.BadEntry && c.Place == 0:
 		v.Note = "the header does not follow RFC 7239, so none of it is used"
-	case t.hops != 0 && t.limited() && !t.trusts(r, peer):
+	case t.Hops != 0 && t.Limited() && !t.Trusts(r, peer):
 		v.Note = "the peer is not a trusted proxy, so its header is not believed"
-	case t.hops == 0 && len(entries) > 0:
+	case t.Hops == 0 && len(v.Chain) > 0:
 		v.Note = "trusted_hops is 0, so headers are ignored"
 	}
 	v.noteFallback(c)
-	v.Omitted = max(0, len(entries)-shownEntries)
-	for i := v.Omitted; i < len(entries); i++ {
-		v.Chain = append(v.Chain, entryView{Entry: shortened(entries[i]), Use: uses[i]})
-	}
 	return v
 }
 
 // noteFallback adds to the note whom the request is counted for where its chain was to name the client.
-func (v *clientView) noteFallback(c client) {
-	if !c.fallback.ofChain() {
+func (v *clientView) noteFallback(c clientip.Client) {
+	if !c.Fallback.OfChain() {
 		return
 	}
 	if v.Note != "" {
 		v.Note += "; "
 	}
-	if c.apart {
+	if c.Apart {
 		v.Note += "counted for the peer together with other requests whose chain is of no use for this reason"
 		return
 	}
 	v.Note += "counted for the peer, since there is no chain at all"
 }
 
-// chainEntries lists the entries of a header from left to right, and tells whether it could be read.
-func chainEntries(name string, lines []string) (entries []string, parsed bool) {
-	if name == forwardedHeader {
-		for _, line := range lines {
-			for more := true; more; {
-				node, rest, comma, ok := forwardedElement(line)
-				if !ok {
-					return lines, false
-				}
-				entries = append(entries, unescape(node))
-				line, more = rest, comma
-			}
+// showChain lists the entries of the chain, and what was made of each.
+func (v *clientView) showChain(t *clientip.Topology, r *http.Request, c clientip.Client) {
+	name, lines := t.Present(r)
+	v.Header = name
+	var f clientip.Forwarded
+	chain, parsed := f.Open(name, lines)
+	if !parsed { // there are no entries to be told apart
+		for _, line := range lines[max(0, len(lines)-shownEntries):] {
+			v.Chain = append(v.Chain, entryView{Entry: shortened(line), Use: useIgnored})
 		}
-		return entries, true
+		v.Omitted = max(0, len(lines)-shownEntries)
+		return
 	}
-	c := chain{lines: lines}
-	for {
-		entry, ok := c.next()
+	for place := 1; place <= shownEntries; place++ {
+		entry, ok := chain.Next()
 		if !ok {
-			slices.Reverse(entries)
-			return entries, true
+			break
 		}
-		entries = append(entries, trimBlanks(entry))
+		v.Chain = append(v.Chain, entryView{Entry: shortened(strings.Trim(entry, " \t")), Use: useOf(t, c, place)})
 	}
+	slices.Reverse(v.Chain)
+	v.Omitted = chain.Len()
 }
 
-// uses says what is made of each entry.
-func (t *topology) uses(r *http.Request, peer netip.Addr, entries []string) []string {
-	uses := make([]string, len(entries))
-	believed := t.stated() && t.hops != 0 && (!t.limited() || t.trusts(r, peer))
-	if name, lines := t.present(r); believed {
-		_, believed = chainEntries(name, lines)
+// useOf says what was made of an entry of the chain, by its place from the right.
+func useOf(t *clientip.Topology, c clientip.Client, place int) string {
+	passed := useTrusted
+	if t.Hops > 0 {
+		passed = useHop
 	}
-	for i := range uses {
-		uses[i] = useUnread
-		if !believed {
-			uses[i] = useIgnored
-		}
+	switch {
+	case c.Place == 0 && !c.Apart:
+		return useIgnored // the whole chain is
+	case place < c.Place || c.Place == 0 && place <= clientip.MaxHops:
+		return passed
+	case place > c.Place:
+		return useUnread
+	case c.Fallback == clientip.BadEntry:
+		return useBad
 	}
-	if !believed {
-		return uses
-	}
-	for i, n := len(entries)-1, 1; i >= 0 && n <= maxHops; i, n = i-1, n+1 {
-		addr, ok := canonicalAddr(entries[i])
-		switch {
-		case t.hops > n:
-			uses[i] = useHop
-			continue
-		case !ok:
-			uses[i] = useBad
-		case t.hops < 0 && t.trusted != nil && t.trusted(r, addr):
-			uses[i] = useTrusted
-			continue
-		default:
-			uses[i] = useClient
-		}
-		break
-	}
-	return uses
+	return useClient
 }

@@ -38,7 +38,7 @@ func compileExemptions(ctx caddy.Context, h *Handler) (exemptions, error) {
 		return e, err
 	}
 	for _, s := range h.ExemptClients {
-		p, err := parsePrefix(s)
+		p, err := parsePrefix(s, h.topology.NAT64)
 		if err != nil {
 			return e, err
 		}

@@ -16,6 +16,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // requestQuestion describes a request: the body of POST /tiered_limit/explain.
@@ -112,7 +114,7 @@ func (q *requestQuestion) check() error {
 		return errors.New("peer is missing; it is the address of the connection, or unix")
 	}
 	if q.Peer != "unix" {
-		if _, ok := canonicalAddr(q.Peer); !ok {
+		if _, ok := clientip.NAT64(nil).ParseAddr(q.Peer); !ok {
 			return fmt.Errorf("peer %q is neither an IP address nor unix", shortened(q.Peer))
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // described is the question about a request that a test would send.
@@ -257,22 +259,22 @@ func TestClientViewAgrees(t *testing.T) {
 		require.NoError(t, q.check())
 		req, err := q.request(t.Context(), h.server)
 		require.NoError(t, err)
-		v, c := h.shadow().viewClient(req), h.topology.client(req)
-		if !h.topology.stated() {
+		v, c := h.shadow().viewClient(req), h.topology.Client(req)
+		if !h.topology.Stated() {
 			assert.Empty(t, v.Address)
 			continue
 		}
-		assert.Equal(t, c.fallback.String(), v.Fallback)
+		assert.Equal(t, c.Fallback.String(), v.Fallback)
 		var shown []string
 		for _, entry := range v.Chain {
 			if entry.Use == useClient {
 				shown = append(shown, entry.Entry)
 			}
 		}
-		if c.fallback == fallbackNone && c.addr != peerOf(req) {
-			require.Equal(t, []string{c.addr.String()}, shown, "%s: %+v", h.Name, q)
+		if c.Fallback == clientip.None && c.Addr != h.topology.Peer(req) {
+			require.Equal(t, []string{c.Addr.String()}, shown, "%s: %+v", h.Name, q)
 			found++
-		} else if c.fallback != fallbackNone {
+		} else if c.Fallback != clientip.None {
 			require.Empty(t, shown, "%s: %+v", h.Name, q)
 		}
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // FuzzCaddyfile reads random lines as a tiered_limit block. It never panics, an error names the file, and what is
@@ -124,7 +126,7 @@ func (s fuzzSource) unknownPlaceholder(string)      {}
 
 // fuzzIdentity is the identity of a request with the header fields A and B, by the first usable one of the keys that a
 // text defines, a line each with tabs between the parts. Beside it comes a description of what it should depend on.
-func fuzzIdentity(definition, a, b string, last byte, masks prefixes) (identity []byte, meaning string, ok bool) {
+func fuzzIdentity(definition, a, b string, last byte, masks clientip.Prefixes) (identity []byte, meaning string, ok bool) {
 	tier := &Tier{Name: "t"}
 	for line := range strings.SplitSeq(definition, "\n") {
 		tier.Keys = append(tier.Keys, strings.Split(line, "\t"))
@@ -141,7 +143,7 @@ func fuzzIdentity(definition, a, b string, last byte, masks prefixes) (identity 
 	repl := caddy.NewEmptyReplacer()
 	repl.Set("a", a)
 	repl.Set("http.vars.b", b)
-	src := fuzzSource{r: r, repl: repl, addr: masks.mask(netip.AddrFrom4([4]byte{192, 0, 2, last}))}
+	src := fuzzSource{r: r, repl: repl, addr: masks.Mask(netip.AddrFrom4([4]byte{192, 0, 2, last}))}
 	inA, inB := strings.Trim(a, " \t"), strings.Trim(b, " \t") // blanks around a field's value are no part of it
 	values := strings.NewReplacer(`\{`, "{", `\}`, "}", "{http.request.header.A}", inA, "{http.request.header.B}", inB,
 		"{http.request.header.a}", inA, "{http.request.header.b}", inB, "{a}", a, "{http.vars.b}", b,
@@ -198,8 +200,8 @@ func FuzzKeyEncoding(f *testing.F) {
 // compareIdentities compares the identities of two requests, each under its own definition of a key.
 func compareIdentities(t *testing.T, def, a, b [2]string, last, bits [2]byte) (equal, valid bool) {
 	t.Helper()
-	one, meaning1, ok1 := fuzzIdentity(def[0], a[0], b[0], last[0], prefixes{v4: int(bits[0] % 33), v6: 64})
-	two, meaning2, ok2 := fuzzIdentity(def[1], a[1], b[1], last[1], prefixes{v4: int(bits[1] % 33), v6: 64})
+	one, meaning1, ok1 := fuzzIdentity(def[0], a[0], b[0], last[0], clientip.Prefixes{V4: int(bits[0] % 33), V6: 64})
+	two, meaning2, ok2 := fuzzIdentity(def[1], a[1], b[1], last[1], clientip.Prefixes{V4: int(bits[1] % 33), V6: 64})
 	if !ok1 || !ok2 {
 		return false, false
 	}

@@ -74,7 +74,7 @@ func (h *Handler) uncounted(rec *record) (outcome, error) {
 		return outcomeTooEarly, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
 	}
 	rec.resolve()
-	if rec.client.known() && anyContains(h.exempt.clients, rec.client.addr) {
+	if rec.client.Known() && anyContains(h.exempt.clients, rec.client.Addr) {
 		return outcomeExempt, nil
 	}
 	return outcomeServed, nil
@@ -184,7 +184,7 @@ func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
 			rec.h.noteUncertain(t)
 			claim.Group = groupOfHash(claim.Identity)
 		} else {
-			claim.Group = groupOf(k, rec.client.network(rec.h.prefixes), claim.Identity)
+			claim.Group = groupOf(k, rec.client.Network(rec.h.prefixes), claim.Identity)
 		}
 		return true
 	}

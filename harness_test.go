@@ -19,6 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // edge is a whole Caddy in this process, without ports: a Caddyfile adapted and provisioned, with a clock that only the
@@ -187,6 +189,9 @@ func (e *edge) server(listen string) *caddyhttp.Server {
 	e.t.Fatalf("no server listens on %s", listen)
 	return nil
 }
+
+// xff is a header with these field lines of X-Forwarded-For.
+func xff(lines ...string) http.Header { return http.Header{clientip.DefaultHeader: lines} }
 
 // request is what a test sends. Zero fields take the defaults of send.
 type request struct {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // counterQuestion names one counter: the body of POST /tiered_limit/inspect and /tiered_limit/reset.
@@ -202,7 +204,7 @@ func (c *counter) identify(q *counterQuestion) error {
 	if err != nil {
 		return err
 	}
-	values := keyValues{prefixes: c.h.prefixes}
+	values := keyValues{prefixes: c.h.prefixes, nat64: c.h.topology.NAT64}
 	found := false
 	for i, part := range k.parts {
 		text, some, err := values.part(part, q.Key[i])
@@ -216,7 +218,7 @@ func (c *counter) identify(q *counterQuestion) error {
 		return errors.New("the key is empty; a request with an empty key is not limited by the tier")
 	}
 	c.claim.Identity = k.appendTexts(nil, c.key)
-	c.claim.Group = groupOf(k, values.client.network(c.h.prefixes), c.claim.Identity)
+	c.claim.Group = groupOf(k, values.client.Network(c.h.prefixes), c.claim.Identity)
 	return nil
 }
 
@@ -253,8 +255,9 @@ func (t *tier) keyFor(q *counterQuestion) (*key, error) {
 
 // keyValues reads the values of a key's parts as an operator writes them.
 type keyValues struct {
-	prefixes prefixes
-	client   client // if the key has it
+	prefixes clientip.Prefixes
+	nat64    clientip.NAT64
+	client   clientip.Client // if the key has it
 }
 
 // part brings the value of one part into the form in which it is counted, and tells whether a placeholder has a value. A
@@ -285,13 +288,13 @@ func (v *keyValues) part(segments []segment, text string) (string, bool, error) 
 	case only == nil:
 		return text, false, nil
 	case only.kind == segmentClient:
-		c, ok := parseClient(value)
+		c, ok := v.nat64.ParseIdentity(value)
 		if !ok {
 			return "", false, fmt.Errorf("%q is not an IP address, also not behind one of short_chain@, bad_entry@ and "+
-				"all_trusted@, nor %s", shortened(value), unknownClient)
+				"all_trusted@, nor %s", shortened(value), clientip.Unknown)
 		}
 		v.client = c
-		return before + string(c.appendIdentity(nil, v.prefixes)) + after, true, nil
+		return before + string(c.AppendIdentity(nil, v.prefixes)) + after, true, nil
 	}
 	canonical, ok := only.appendText(nil, value)
 	if !ok {

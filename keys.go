@@ -15,6 +15,8 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // Placeholders with a meaning of their own in a key.
@@ -27,9 +29,6 @@ const (
 	hostPlaceholder   = "http.request.host"
 	authPrefix        = "http.auth."
 )
-
-// unknownClient is the bucket of requests whose peer has no address.
-const unknownClient = "unknown"
 
 // key is one way to say who is counted together: parts that are one identity.
 //
@@ -81,7 +80,7 @@ func defaultKeys(name string) [][]string {
 }
 
 // compileKeys compiles the keys of a tier, refusing placeholders that do not exist or can never limit.
-func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error) {
+func compileKeys(t *Tier, masks clientip.Prefixes, probe *placeholderProbe) ([]key, error) {
 	lines := t.keyLines()
 	if len(lines) > uncertainOrdinal {
 		return nil, fmt.Errorf("has %d keys; at most %d are possible", len(lines), uncertainOrdinal)
@@ -116,7 +115,7 @@ func compileKeys(t *Tier, masks prefixes, probe *placeholderProbe) ([]key, error
 		return nil, fmt.Errorf("encoding the key: %w", err)
 	}
 	if usesClient {
-		definition = fmt.Appendf(definition, " v4/%d v6/%d", masks.v4, masks.v6)
+		definition = fmt.Appendf(definition, " v4/%d v6/%d", masks.V4, masks.V6)
 	}
 	sum := sha256.Sum256(definition)
 	for i := range keys {

@@ -22,7 +22,7 @@ func (h *Handler) warnAtLoad() {
 		}
 		return
 	}
-	if h.needsClient() && h.topology.hops < 0 && h.server != nil && h.server.TrustedProxiesStrict <= 0 &&
+	if h.needsClient() && h.topology.Hops < 0 && h.server != nil && h.server.TrustedProxiesStrict <= 0 &&
 		h.app.firstWarning("strict "+h.server.Name()) {
 		h.logger.Warn("trusted_proxies is set without trusted_proxies_strict: Caddy's own client IP, as in access logs, is the "+
 			"leftmost entry of the forwarding header, which callers can forge; tiered_limit reads it from the right, so the two "+
@@ -97,5 +97,5 @@ func (h *Handler) warnPlaceholder(tier string, s segment) {
 
 // behindProxy tells whether the configuration states a proxy in front.
 func (h *Handler) behindProxy() bool {
-	return h.topology.hops > 0 || h.topology.trusted != nil
+	return h.topology.Hops > 0 || h.topology.Trusted != nil
 }

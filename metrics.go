@@ -7,6 +7,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // outcome is what became of a request at a stack.
@@ -46,7 +48,7 @@ var meters = caddy.NewUsagePool()
 type stackMeter struct {
 	label     string
 	requests  [outcomes]atomic.Int64
-	fallbacks [fallbackReasons]atomic.Int64
+	fallbacks [clientip.Reasons]atomic.Int64
 
 	mu       sync.Mutex
 	counting map[string][]*Handler // that have opened counters, by the name of their store
@@ -64,7 +66,7 @@ type tierMeter struct {
 
 func (m *stackMeter) count(o outcome) { m.requests[o].Add(1) }
 
-func (m *stackMeter) fallback(reason fallbackReason) { m.fallbacks[reason].Add(1) }
+func (m *stackMeter) fallback(reason clientip.Reason) { m.fallbacks[reason].Add(1) }
 
 // attach makes known that a handler of the stack has opened counters.
 func (m *stackMeter) attach(store string, h *Handler) {
@@ -236,7 +238,7 @@ func (m *stackMeter) collect(ch chan<- prometheus.Metric, send func(*prometheus.
 	for o := range outcomes {
 		send(requestsDesc, m.requests[o].Load(), m.label, o.String())
 	}
-	for reason := fallbackNone + 1; reason < fallbackReasons; reason++ {
+	for reason := clientip.None + 1; reason < clientip.Reasons; reason++ {
 		send(fallbackDesc, m.fallbacks[reason].Load(), m.label, reason.String())
 	}
 	sum := m.held()

@@ -14,6 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 func init() {
@@ -109,8 +111,8 @@ type Handler struct {
 	run      *stackRun
 	live     *liveServer
 	tiers    []*tier
-	topology topology
-	prefixes prefixes
+	topology clientip.Topology
+	prefixes clientip.Prefixes
 	answer   answer
 	exempt   exemptions
 	errors   errorRoutes
@@ -205,7 +207,7 @@ func (h *Handler) noteSharedText() {
 
 // compile turns the configuration into what ServeHTTP works with.
 func (h *Handler) compile(ctx caddy.Context, at location) error {
-	h.prefixes = prefixes{v4: intOr(h.IPv4Prefix, 32), v6: intOr(h.IPv6Prefix, 64)}
+	h.prefixes = clientip.Prefixes{V4: intOr(h.IPv4Prefix, 32), V6: intOr(h.IPv6Prefix, 64)}
 	topology, err := topologyOf(h, h.server)
 	if err != nil {
 		return err
@@ -228,7 +230,7 @@ func (h *Handler) compile(ctx caddy.Context, at location) error {
 	switch {
 	case len(h.tiers) == 0:
 		h.mode = modeOff
-	case !h.topology.stated() && h.needsClient():
+	case !h.topology.Stated() && h.needsClient():
 		h.mode = modeInert
 	}
 	if err := h.app.define(h); err != nil {
@@ -319,12 +321,12 @@ func intOr(p *int, otherwise int) int {
 }
 
 // parsePrefix reads an address or a CIDR range.
-func parsePrefix(s string) (netip.Prefix, error) {
+func parsePrefix(s string, n clientip.NAT64) (netip.Prefix, error) {
 	p, err := caddyhttp.CIDRExpressionToPrefix(s)
 	if err != nil {
 		return netip.Prefix{}, fmt.Errorf("%q is neither an IP address nor a CIDR range", s)
 	}
-	return canonicalPrefix(p), nil
+	return n.CanonicalPrefix(p), nil
 }
 
 // Interface guards

@@ -9,6 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // refusalLog lets one line a second through for a tier.
@@ -123,30 +125,30 @@ func (rec *record) logOutcome(out outcome, tier string) {
 }
 
 // noteClient counts and reports what was unusual about finding out who the client is. No address is logged.
-func (h *Handler) noteClient(r *http.Request, c client) {
-	if c.fallback != fallbackNone {
-		h.meter.fallback(c.fallback)
-		if c.fallback != fallbackNoPeer && h.run.first(c.fallback.String()) {
+func (h *Handler) noteClient(r *http.Request, c clientip.Client) {
+	if c.Fallback != clientip.None {
+		h.meter.fallback(c.Fallback)
+		if c.Fallback != clientip.NoPeer && h.run.first(c.Fallback.String()) {
 			h.logger.Warn("the forwarding chain cannot be used, so the peer is limited instead, apart from its own "+
 				"requests if there is a chain; "+
 				"check trusted_hops or trusted_proxies against the proxies in front of this server",
-				zap.String("stack", h.stackLabel), zap.String("reason", c.fallback.String()),
-				zap.Int("chain_length", h.topology.chainLength(r)), zap.Int("trusted_hops", h.topology.hops))
+				zap.String("stack", h.stackLabel), zap.String("reason", c.Fallback.String()),
+				zap.Int("chain_length", h.topology.ChainLength(r)), zap.Int("trusted_hops", h.topology.Hops))
 		}
 	}
-	if h.topology.hops == 0 && !h.run.forwardedSeen.Load() {
-		if n := h.topology.chainLength(r); n > 0 && h.run.forwardedSeen.CompareAndSwap(false, true) {
+	if h.topology.Hops == 0 && !h.run.forwardedSeen.Load() {
+		if n := h.topology.ChainLength(r); n > 0 && h.run.forwardedSeen.CompareAndSwap(false, true) {
 			h.logger.Warn("trusted_hops is 0, but a request carries a forwarding header; it is ignored, which is right for "+
 				"a directly exposed server; behind a proxy all clients would share the proxy's limit",
 				zap.String("stack", h.stackLabel), zap.Int("chain_length", n))
 		}
 	}
-	if verdict, low := h.run.hops.observe(&h.topology, r, c); low {
+	if verdict, low := h.run.hops.Observe(&h.topology, r, c); low {
 		h.logger.Warn("trusted_hops seems too low: every request so far was counted for one address while the entry to its "+
 			"left differed; all clients may be sharing one limit. Compare chain_lengths with the proxies in front of this server "+
 			"before raising it: a single caller who writes entries of his own looks the same, and a count too high lets callers "+
 			"choose their address",
-			zap.String("stack", h.stackLabel), zap.Int("trusted_hops", verdict.hops), zap.Ints("chain_lengths", verdict.lengths))
+			zap.String("stack", h.stackLabel), zap.Int("trusted_hops", verdict.Hops), zap.Ints("chain_lengths", verdict.Lengths))
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 	"github.com/tieredlimit/caddy-tieredlimit/internal/readmetest"
 	"github.com/tieredlimit/caddy-tieredlimit/store/memory"
 )
@@ -544,7 +545,7 @@ func TestReadmeMetrics(t *testing.T) {
 	for o := range outcomes {
 		assert.Contains(t, text, "`"+o.String()+"`")
 	}
-	for reason := fallbackNone + 1; reason < fallbackReasons; reason++ {
+	for reason := clientip.None + 1; reason < clientip.Reasons; reason++ {
 		assert.Contains(t, text, "`"+reason.String()+"`")
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // maxTiers is how many tiers a stack may have, so that a set of them is a word.
@@ -27,7 +29,7 @@ type record struct {
 	verdict verdict
 	dryTier *tier // the first dry one that would have refused
 
-	client    client // once that is resolved
+	client    clientip.Client // once that is resolved
 	resolved  bool
 	unproven  bool // the address that a tier's key needs may be forged
 	dryHeader bool // a dry tier that would have refused wants the response to tell
@@ -95,9 +97,9 @@ func (rec *record) wasSettled(name string) bool {
 func (rec *record) resolve() {
 	if !rec.resolved {
 		rec.resolved = true
-		c := rec.h.topology.client(rec.r)
+		c := rec.h.topology.Client(rec.r)
 		rec.client = c
-		if c.fallback != fallbackNone || c.longer || rec.h.topology.hops == 0 {
+		if c.Fallback != clientip.None || c.Longer || rec.h.topology.Hops == 0 {
 			rec.h.noteClient(rec.r, c)
 		}
 	}
@@ -106,13 +108,13 @@ func (rec *record) resolve() {
 // appendClient appends what the client is counted as.
 func (rec *record) appendClient(buf []byte) []byte {
 	rec.resolve()
-	return rec.client.appendIdentity(buf, rec.h.prefixes)
+	return rec.client.AppendIdentity(buf, rec.h.prefixes)
 }
 
 // clientText is the client's masked address, or unknown, for logs and other handlers.
 func (rec *record) clientText() string {
 	rec.resolve()
-	return string(rec.client.appendAddress(nil, rec.h.prefixes))
+	return string(rec.client.AppendAddress(nil, rec.h.prefixes))
 }
 
 func (rec *record) request() *http.Request { return rec.r }
@@ -131,7 +133,7 @@ func (rec *record) placeholder(name string) (any, bool) {
 	switch name {
 	case "client_ip":
 		for p := rec.newest(); p != nil; p = p.prev {
-			if p.h.topology.stated() {
+			if p.h.topology.Stated() {
 				return p.clientText(), true
 			}
 		}

@@ -43,8 +43,8 @@ func newRehearsal(m caddyhttp.MiddlewareHandler) (replay.Stack, bool) {
 func (s *rehearsal) Info() replay.StackInfo {
 	h := s.h
 	info := replay.StackInfo{
-		Label: h.stackLabel, DryRun: h.DryRun, LogKeys: h.LogKeys, Hops: h.topology.hops, Header: h.topology.header,
-		Trusted: h.topology.limited(), Headers: append([]string{h.topology.header}, h.topology.headers...),
+		Label: h.stackLabel, DryRun: h.DryRun, LogKeys: h.LogKeys, Hops: h.topology.Hops, Header: h.topology.Header,
+		Trusted: h.topology.Limited(), Headers: append([]string{h.topology.Header}, h.topology.Headers...),
 	}
 	switch h.mode {
 	case modeOff:
@@ -91,7 +91,7 @@ func (s *rehearsal) Judge(q *replay.Query, v *replay.Verdict) error {
 		out, err = s.decide(q, v)
 	}
 	v.Outcome = rehearsed[out]
-	v.Fallback, v.Client = rec.client.fallback.String(), rec.client.addr
+	v.Fallback, v.Client = rec.client.Fallback.String(), rec.client.Addr
 	return err
 }
 

@@ -36,7 +36,7 @@ type handlerStatus struct {
 
 // topologyStatus says where the client's address comes from.
 type topologyStatus struct {
-	Source         string   `json:"source"` // see source
+	Source         string   `json:"source"` // see clientip.Topology.Source
 	TrustedHops    *int     `json:"trusted_hops,omitempty"`
 	Headers        []string `json:"headers,omitempty"`
 	TrustedProxies bool     `json:"trusted_proxies,omitempty"`
@@ -131,7 +131,7 @@ func (s *stackStatus) has(tier string) bool {
 // status describes the handler.
 func (h *Handler) status() handlerStatus {
 	s := handlerStatus{
-		Server: h.serverName(), Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []string{}, Topology: h.topology.status(h.prefixes),
+		Server: h.serverName(), Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []string{}, Topology: h.topologyStatus(),
 	}
 	for _, t := range h.tiers {
 		s.Tiers = append(s.Tiers, t.name)
@@ -150,37 +150,23 @@ func (m handlerMode) String() string {
 	return "limit"
 }
 
-// status describes the topology.
-func (t *topology) status(p prefixes) topologyStatus {
+// topologyStatus describes where the handler takes the client's address from.
+func (h *Handler) topologyStatus() topologyStatus {
+	t := &h.topology
 	s := topologyStatus{
-		Source: t.source(), TrustedProxies: t.trusted != nil, TrustedUnix: t.unix, IPv4Prefix: p.v4, IPv6Prefix: p.v6,
+		Source: t.Source(), TrustedProxies: t.Trusted != nil, TrustedUnix: t.Unix,
+		IPv4Prefix: h.prefixes.V4, IPv6Prefix: h.prefixes.V6,
 	}
 	switch {
-	case t.hops >= 0:
-		s.TrustedHops = &t.hops
-		if t.hops > 0 {
-			s.Headers = []string{t.header}
+	case t.Hops >= 0:
+		s.TrustedHops = &t.Hops
+		if t.Hops > 0 {
+			s.Headers = []string{t.Header}
 		}
-	case t.limited():
-		s.Headers = t.headers
+	case t.Limited():
+		s.Headers = t.Headers
 	}
 	return s
-}
-
-// source says in a word where the client's address comes from: the peer, trusted_hops, trusted_proxies, both
-// (trusted_hops, believed from trusted proxies only), or nowhere: not_stated.
-func (t *topology) source() string {
-	switch {
-	case t.hops == 0:
-		return "peer"
-	case t.hops > 0 && t.limited():
-		return "both"
-	case t.hops > 0:
-		return "trusted_hops"
-	case t.limited():
-		return "trusted_proxies"
-	}
-	return "not_stated"
 }
 
 // status describes the tier and whom it refuses at a time.

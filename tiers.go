@@ -13,6 +13,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // Tier is one layer of a stack: who is counted together, which requests it concerns, and how many it admits.
@@ -348,7 +350,7 @@ func sameTier(a, b *tierDefinition) string {
 type tierDefinition struct {
 	limits, keys, match, charge, store string
 	dryRun, dryRunHeader               bool
-	prefixes                           prefixes
+	prefixes                           clientip.Prefixes
 }
 
 func (t *Tier) definition(h *Handler) *tierDefinition {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // check refuses a configuration that cannot work, whichever way it came in. It needs no Caddy context.
@@ -46,8 +48,8 @@ func (h *Handler) check() error {
 
 // checkClient refuses what cannot say who the client is.
 func (h *Handler) checkClient() error {
-	if h.TrustedHops != nil && (*h.TrustedHops < 0 || *h.TrustedHops > maxHops) {
-		return fmt.Errorf("trusted_hops %d is not between 0 and %d", *h.TrustedHops, maxHops)
+	if h.TrustedHops != nil && (*h.TrustedHops < 0 || *h.TrustedHops > clientip.MaxHops) {
+		return fmt.Errorf("trusted_hops %d is not between 0 and %d", *h.TrustedHops, clientip.MaxHops)
 	}
 	if h.ClientIPHeader != "" {
 		if h.TrustedHops == nil {
@@ -70,7 +72,7 @@ func (h *Handler) checkClient() error {
 		return err
 	}
 	for _, s := range h.ExemptClients {
-		if _, err := parsePrefix(s); err != nil {
+		if _, err := parsePrefix(s, nil); err != nil {
 			return fmt.Errorf("exempt_clients: %w", err)
 		}
 	}

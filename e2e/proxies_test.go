@@ -196,7 +196,9 @@ backend next
 		statuses[get(t, attacker, url, "Forwarded", `for=9.9.9.9;x="`).status]++
 	}
 	assert.Equal(t, map[int]int{200: 100, 429: 20}, statuses)
-	health := func() int64 { return c.number(t, `caddy_tiered_limit_client_fallback_total{reason="short_chain",stack="poisoned"}`) }
+	health := func() int64 {
+		return c.number(t, `caddy_tiered_limit_client_fallback_total{reason="short_chain",stack="poisoned"}`)
+	}
 	seen := health()
 	c.waitFor(t, "more health checks than make a server fail", func() bool { return health() >= seen+3 })
 	assert.Equal(t, 200, get(t, clientFrom(t, "127.0.0.8"), url).status, "an honest client")

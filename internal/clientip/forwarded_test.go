@@ -1,4 +1,4 @@
-package tieredlimit
+package clientip
 
 import (
 	"net/http"
@@ -45,7 +45,7 @@ func TestForwardedTail(t *testing.T) {
 		"high bytes in quotes":          {lines: []string{"host=\"\xff\xc3\xa9\t\";for=a"}, want: []string{"a"}},
 		"unknown and obfuscated":        {lines: []string{`for=unknown,for=_x`}, want: []string{"unknown", "_x"}},
 		"open quote":                    {lines: []string{`for=9.9.9.9;x="`}},
-		"C17 open quote, appended":      {lines: []string{`for=9.9.9.9;x=", for="203.0.113.7:1"`}},
+		"open quote, appended":          {lines: []string{`for=9.9.9.9;x=", for="203.0.113.7:1"`}},
 		"open quote, appended token":    {lines: []string{`for=9.9.9.9;x=", for=203.0.113.7`}},
 		"open quote, appended twice":    {lines: []string{`for=9.9.9.9;x=", for="203.0.113.7:1", for="10.0.0.2"`}},
 		"open quote on another line":    {lines: []string{`for=9.9.9.9;x="`, `for=203.0.113.7`}},
@@ -85,9 +85,9 @@ func TestForwardedTail(t *testing.T) {
 		"bad line before a good one":    {lines: []string{"?", "for=a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var tail forwardedTail
+			var tail Forwarded
 			ok := tail.parse(tc.lines)
-			plain, plainOK := plainEntries(forwardedHeader, tc.lines)
+			plain, plainOK := plainEntries(ForwardedHeader, tc.lines)
 			assert.Equal(t, tc.want != nil, ok, "parses")
 			assert.Equal(t, tc.want != nil, plainOK, "parses, the plain reading")
 			if tc.want == nil {
@@ -111,17 +111,17 @@ func TestForwardedTail(t *testing.T) {
 
 // TestForwardedTailRoom reads headers around and beyond what the tail has room for.
 func TestForwardedTailRoom(t *testing.T) {
-	for _, count := range []int{1, maxHops - 1, maxHops, maxHops + 1, maxHops + 2, 3*maxHops + 7, 10000} {
+	for _, count := range []int{1, MaxHops - 1, MaxHops, MaxHops + 1, MaxHops + 2, 3*MaxHops + 7, 10000} {
 		var elements []string
 		for i := range count {
 			elements = append(elements, "for=_"+strings.Repeat("i", (count-i)%100))
 		}
-		var tail forwardedTail
+		var tail Forwarded
 		assert.True(t, tail.parse([]string{strings.Join(elements, ",")}))
 		assert.Equal(t, count, tail.count)
-		for n := 1; n <= maxHops+3; n++ {
+		for n := 1; n <= MaxHops+3; n++ {
 			got, ok := tail.fromRight(n)
-			assert.Equal(t, n <= count && n <= maxHops+1, ok, "element %d of %d", n, count)
+			assert.Equal(t, n <= count && n <= MaxHops+1, ok, "element %d of %d", n, count)
 			if ok {
 				assert.Equal(t, elements[count-n], "for="+got, "element %d of %d", n, count)
 			}
@@ -158,10 +158,10 @@ func TestForwardedClient(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, lines := range [][]string{{"for=6.6.6.6, " + tc.element}, {"for=6.6.6.6", tc.element}} {
-				for _, top := range []*topology{byHops(1, forwardedHeader), byTrust(forwardedHeader)} {
-					c := clientCase{topology: top, peer: "10.0.0.1:1", header: http.Header{forwardedHeader: lines}, want: tc.want}
+				for _, top := range []*Topology{byHops(1, ForwardedHeader), byTrust(ForwardedHeader)} {
+					c := clientCase{topology: top, peer: "10.0.0.1:1", header: http.Header{ForwardedHeader: lines}, want: tc.want}
 					if tc.want == "" {
-						c.want, c.reason = "10.0.0.1", fallbackBadEntry
+						c.want, c.reason = "10.0.0.1", BadEntry
 					}
 					c.run(t)
 				}

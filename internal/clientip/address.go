@@ -1,20 +1,20 @@
-package tieredlimit
+package clientip
 
 import (
 	"net/netip"
 	"strings"
 )
 
-// prefixes says how many leading bits of an address tell one client from another. Both are in bits: v4 is 0 to 32,
-// v6 is 0 to 128.
-type prefixes struct{ v4, v6 int }
+// Prefixes says how many leading bits of an address tell one client from another. Both are in bits: V4 is 0 to 32,
+// V6 is 0 to 128.
+type Prefixes struct{ V4, V6 int }
 
-// mask clears the bits of a canonical address that do not count. The zero Addr stays the zero Addr. A number of bits
+// Mask clears the bits of a canonical address that do not count. The zero Addr stays the zero Addr. A number of bits
 // that the address does not have leaves it as it is; a config with such a number does not load.
-func (p prefixes) mask(a netip.Addr) netip.Addr {
-	bits := p.v6
+func (p Prefixes) Mask(a netip.Addr) netip.Addr {
+	bits := p.V6
 	if a.Is4() {
-		bits = p.v4
+		bits = p.V4
 	}
 	if bits == a.BitLen() {
 		return a
@@ -29,13 +29,14 @@ func (p prefixes) mask(a netip.Addr) netip.Addr {
 // maxAddrText is the length of the longest text of an IP address, a v4-mapped one written in full.
 const maxAddrText = len("0000:0000:0000:0000:0000:ffff:255.255.255.255")
 
-// canonicalAddr reads an address as peers and proxies write it, and reports whether it is one. Blanks around it, a
-// port, brackets and a zone are left out, and a v4-mapped address becomes the IPv4 address that its bits say, so that
-// one client has one address.
+// ParseAddr reads an address as peers and proxies write it, and reports whether it is one. Blanks around it, a port,
+// brackets and a zone are left out, and an IPv4 address in an IPv6 one becomes that IPv4 address, so that one client has
+// one address.
 //
-// An IPv6 address with a port must be in brackets. A port is a number up to 65535 or, as in RFC 7239 section 6.3,
-// an underscore and a name. Whatever net/netip refuses (leading zeros, hexadecimal, names) is not an address.
-func canonicalAddr(s string) (netip.Addr, bool) {
+// A port is a number up to 65535 or, as in RFC 7239 section 6.3, an underscore and a name. Behind an IPv6 address
+// without brackets it is one only where that cannot be a part of the address. Whatever net/netip refuses (leading zeros,
+// hexadecimal, names) is not an address.
+func (n NAT64) ParseAddr(s string) (netip.Addr, bool) {
 	host, ok := hostText(trimBlanks(s))
 	if !ok {
 		return netip.Addr{}, false
@@ -55,17 +56,7 @@ func canonicalAddr(s string) (netip.Addr, bool) {
 	if err != nil || zoned && addr.Is4() {
 		return netip.Addr{}, false
 	}
-	return addr.Unmap(), true
-}
-
-// canonicalPrefix turns a v4-mapped prefix into the IPv4 prefix of the same addresses, and clears the bits behind any
-// prefix. Match canonical addresses against canonical prefixes only.
-func canonicalPrefix(p netip.Prefix) netip.Prefix {
-	const mapped = 96 // bits in front of the IPv4 address, RFC 4291 section 2.5.5.2
-	if p.Addr().Is4In6() && p.Bits() >= mapped {
-		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-mapped)
-	}
-	return p.Masked()
+	return n.Canonical(addr), true
 }
 
 // hostText cuts the port and the brackets off an address, and reports whether what it cut off is in order.
@@ -81,11 +72,32 @@ func hostText(s string) (string, bool) {
 		host, rest := s[1:end], s[end+1:]
 		return host, rest == "" || rest[0] == ':' && isPort(rest[1:])
 	}
-	first := strings.IndexByte(s, ':')
-	if first < 0 || strings.IndexByte(s[first+1:], ':') >= 0 {
-		return s, true // no colon is IPv4, two or more are IPv6 without a port
+	switch first, last := strings.IndexByte(s, ':'), strings.LastIndexByte(s, ':'); {
+	case first < 0:
+		return s, true // no colon is IPv4
+	case first == last:
+		return s[:first], isPort(s[first+1:])
+	case endsInPort(s, last):
+		return s[:last], true
 	}
-	return s[:first], isPort(s[first+1:])
+	return s, true
+}
+
+// endsInPort reports whether what follows the last colon of an IPv6 address without brackets must be a port: it has five
+// digits or an underscore, which no group has, or it is one group too many. A last group that could be either is a part of
+// the address.
+func endsInPort(s string, last int) bool {
+	host, port := s[:last], s[last+1:]
+	if !isPort(port) || strings.IndexByte(host, '%') >= 0 {
+		return false
+	}
+	const groups = 8 // of an address without "::", which has one colon less; a "::" in front is one more
+	most := groups - 1
+	if strings.HasPrefix(host, "::") {
+		most++
+	}
+	return port[0] == '_' || len(port) == 5 || strings.HasSuffix(host, "::") || strings.IndexByte(host, '.') >= 0 ||
+		strings.Count(host, ":") >= most
 }
 
 // isPort reports whether s is a port: a number up to 65535, or an underscore followed by a name.

@@ -1,4 +1,4 @@
-package tieredlimit
+package clientip
 
 import (
 	"fmt"
@@ -14,66 +14,66 @@ import (
 func TestHopCheck(t *testing.T) {
 	client := func(i int) string { return fmt.Sprintf("203.0.113.%d", i%250) }
 	for name, tc := range map[string]struct {
-		topology *topology
+		topology *Topology
 		requests int
 		peer     string
 		chain    func(i int) string
-		want     *hopVerdict // nil: none
+		want     *HopVerdict // nil: none
 		at       int         // the request that brings it
 	}{
-		"C16 one hop too few": {
+		"one hop too few": {
 			requests: 250, chain: func(i int) string { return client(i) + ", 198.51.100.1" },
-			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
-		"C16 two hops too few": {
+			want: &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 199},
+		"two hops too few": {
 			requests: 250,
 			chain:    func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" }, topology: byHops(1, ""),
 			want: nil}, // one hop further there is still a proxy, so nothing varies
-		"C16 one of three too few": {
+		"one of three too few": {
 			requests: 250, topology: byHops(2, ""),
 			chain: func(i int) string { return client(i) + ", 198.51.100.1, 10.0.0.2" },
-			want:  &hopVerdict{hops: 2, lengths: []int{3}}, at: 199},
-		"C16 callers with headers of their own": {
+			want:  &HopVerdict{Hops: 2, Lengths: []int{3}}, at: 199},
+		"callers with headers of their own": {
 			requests: 250,
 			chain:    func(i int) string { return strings.Repeat("6.6.6.6,", i%3) + client(i) + ",198.51.100.1" },
-			want:     &hopVerdict{hops: 1, lengths: []int{2, 3, 4}}, at: 199},
-		"C16 more lengths than are named": {
+			want:     &HopVerdict{Hops: 1, Lengths: []int{2, 3, 4}}, at: 199},
+		"more lengths than are named": {
 			requests: 250,
 			chain:    func(i int) string { return strings.Repeat("6.6.6.6,", 19-i%20) + client(i) + ",198.51.100.1" },
-			want:     &hopVerdict{hops: 1, lengths: []int{14, 15, 16, 17, 18, 19, 20, 21}, more: true}, at: 199},
-		"C16 Forwarded": {
-			requests: 250, topology: byHops(1, forwardedHeader),
+			want:     &HopVerdict{Hops: 1, Lengths: []int{14, 15, 16, 17, 18, 19, 20, 21}, More: true}, at: 199},
+		"Forwarded": {
+			requests: 250, topology: byHops(1, ForwardedHeader),
 			chain: func(i int) string { return "for=" + client(i) + ", for=198.51.100.1" },
-			want:  &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
-		"C16 behind a trusted proxy": {
+			want:  &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 199},
+		"behind a trusted proxy": {
 			requests: 250, topology: byBoth(1), chain: func(i int) string { return client(i) + ", 198.51.100.1" },
-			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
-		"C16 64 hops": {
+			want: &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 199},
+		"64 hops": {
 			requests: 250, topology: byHops(64, ""),
 			chain: func(i int) string { return client(i) + strings.Repeat(",10.0.0.2", 64) },
-			want:  &hopVerdict{hops: 64, lengths: []int{65}}, at: 199},
-		"C16 64 hops, Forwarded": {
-			requests: 250, topology: byHops(64, forwardedHeader),
+			want:  &HopVerdict{Hops: 64, Lengths: []int{65}}, at: 199},
+		"64 hops, Forwarded": {
+			requests: 250, topology: byHops(64, ForwardedHeader),
 			chain: func(i int) string { return "for=" + client(i) + strings.Repeat(",for=10.0.0.2", 64) },
-			want:  &hopVerdict{hops: 64, lengths: []int{65}}, at: 199},
+			want:  &HopVerdict{Hops: 64, Lengths: []int{65}}, at: 199},
 		"short chains between do not count": {
 			requests: 450, chain: func(i int) string {
 				if i%2 == 0 {
 					return client(i)
 				}
 				return client(i) + ", 198.51.100.1"
-			}, want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 399},
+			}, want: &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 399},
 		"garbage at the place does not count": {
 			requests: 450, chain: func(i int) string {
 				if i%2 == 0 {
 					return client(i) + ", unknown"
 				}
 				return client(i) + ", 198.51.100.1"
-			}, want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 399},
+			}, want: &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 399},
 		"199 requests are too few": {
 			requests: 199, chain: func(i int) string { return client(i) + ", 198.51.100.1" }},
 		"the last one differs": {
 			requests: 200, chain: func(i int) string { return client(i/199) + ", 198.51.100.1" },
-			want: &hopVerdict{hops: 1, lengths: []int{2}}, at: 199},
+			want: &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 199},
 		"two addresses are read": {
 			requests: 500, chain: func(i int) string { return client(i) + ", 198.51.100." + fmt.Sprint(i/199) }},
 		"the count is right": {
@@ -107,15 +107,15 @@ func TestHopCheck(t *testing.T) {
 			if peer == "" {
 				peer = "10.0.0.1:1"
 			}
-			header := top.header
+			header := top.Header
 			if header == "" {
-				header = xffHeader
+				header = DefaultHeader
 			}
-			var h hopCheck
-			var got *hopVerdict
+			var h HopCheck
+			var got *HopVerdict
 			for i := range tc.requests {
 				r := requestFrom(peer, http.Header{header: {tc.chain(i)}})
-				verdict, ok := h.observe(top, r, top.client(r))
+				verdict, ok := h.Observe(top, r, top.Client(r))
 				if ok {
 					assert.Nil(t, got, "a second verdict")
 					assert.Equal(t, tc.at, i, "the request that brings it")
@@ -130,16 +130,16 @@ func TestHopCheck(t *testing.T) {
 // TestHopCheckParallel has many requests at once: there is one verdict.
 func TestHopCheckParallel(t *testing.T) {
 	top := byHops(1, "")
-	var h hopCheck
+	var h HopCheck
 	var verdicts atomic.Int64
 	var wg sync.WaitGroup
 	for g := range 16 {
 		wg.Go(func() {
 			for i := range 100 {
 				r := requestFrom("10.0.0.1:1", xff(fmt.Sprintf("203.0.%d.%d, 198.51.100.1", g, i)))
-				if verdict, ok := h.observe(top, r, top.client(r)); ok {
+				if verdict, ok := h.Observe(top, r, top.Client(r)); ok {
 					verdicts.Add(1)
-					assert.Equal(t, hopVerdict{hops: 1, lengths: []int{2}}, verdict)
+					assert.Equal(t, HopVerdict{Hops: 1, Lengths: []int{2}}, verdict)
 				}
 			}
 		})
@@ -154,24 +154,24 @@ func TestHopCheckAllocations(t *testing.T) {
 	top := byHops(1, "")
 	long := requestFrom("10.0.0.1:1", xff("203.0.113.7, 198.51.100.1"))
 	exact := requestFrom("10.0.0.1:1", xff("198.51.100.1"))
-	var h hopCheck
-	assert.Zero(t, testing.AllocsPerRun(100, func() { h.observe(top, exact, top.client(exact)) }), "nothing to see")
+	var h HopCheck
+	assert.Zero(t, testing.AllocsPerRun(100, func() { h.Observe(top, exact, top.Client(exact)) }), "nothing to see")
 	assert.Zero(t, h.requests, "requests seen")
-	for range hopCheckRequests {
-		h.observe(top, long, top.client(long))
+	for range checkRequests {
+		h.Observe(top, long, top.Client(long))
 	}
 	assert.True(t, h.finished.Load())
-	assert.Zero(t, testing.AllocsPerRun(100, func() { h.observe(top, long, top.client(long)) }), "finished")
+	assert.Zero(t, testing.AllocsPerRun(100, func() { h.Observe(top, long, top.Client(long)) }), "finished")
 }
 
 func BenchmarkHopCheck(b *testing.B) {
 	top := byHops(1, "")
 	r := requestFrom("10.0.0.1:1", xff("203.0.113.7, 198.51.100.1"))
-	c := top.client(r)
-	var h hopCheck
+	c := top.Client(r)
+	var h HopCheck
 	h.finish()
 	b.ReportAllocs()
 	for b.Loop() {
-		h.observe(top, r, c)
+		h.Observe(top, r, c)
 	}
 }

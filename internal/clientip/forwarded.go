@@ -1,21 +1,31 @@
-package tieredlimit
+package clientip
 
 import "strings"
 
-// forwardedHeader is the canonical name of the header of RFC 7239.
-const forwardedHeader = "Forwarded"
+// ForwardedHeader is the canonical name of the header of RFC 7239.
+const ForwardedHeader = "Forwarded"
 
-// forwardedTail holds the rightmost elements of a Forwarded header. Its room is fixed, so that a header of any length
-// is read without allocating: one element for each hop that can be stated, and the left neighbour of the last.
+// Forwarded holds the rightmost elements of a Forwarded header. Its room is fixed, so that a header of any length
+// is read without allocating: one element for each hop that can be stated, and the left neighbour of the last. The zero
+// value is ready, and one may be used again and again, by one goroutine.
 //
 // The header must be read from its left end, since only then is it known which commas are inside quotes.
-type forwardedTail struct {
+type Forwarded struct {
 	// count is how many elements there are, those that no longer fit included.
 	count int
 
 	// nodes are the values of the "for" parameters, without the quotes but with the escapes. An element without a
 	// "for" parameter has the empty value, which is no address. Element i is at i modulo the length.
-	nodes [maxHops + 1]string
+	nodes [MaxHops + 1]string
+}
+
+// Open makes the field lines of a header, by its canonical name, ready to be walked. Those of Forwarded are read into f,
+// which the chain then refers to. It reports false if they do not follow RFC 7239: then none of them is of any use.
+func (f *Forwarded) Open(name string, lines []string) (Chain, bool) {
+	if name != ForwardedHeader {
+		return Chain{commas: commas{lines: lines}}, true
+	}
+	return Chain{forwarded: f}, f.parse(lines)
 }
 
 // parse reads all field lines in order and reports whether every one of them is a Forwarded field by RFC 7239
@@ -23,7 +33,8 @@ type forwardedTail struct {
 //
 // Every element counts, the empty one too. Blanks around a semicolon are accepted, which the grammar does not do but
 // some proxies write; they cannot move the border of an element.
-func (f *forwardedTail) parse(lines []string) bool {
+func (f *Forwarded) parse(lines []string) bool {
+	f.count = 0
 	for _, line := range lines {
 		for more := true; more; {
 			node, rest, comma, ok := forwardedElement(line)
@@ -39,7 +50,7 @@ func (f *forwardedTail) parse(lines []string) bool {
 }
 
 // fromRight is the value of the n-th element from the right, and whether there is one. The first is 1.
-func (f *forwardedTail) fromRight(n int) (string, bool) {
+func (f *Forwarded) fromRight(n int) (string, bool) {
 	if n < 1 || n > f.count || n > len(f.nodes) {
 		return "", false
 	}

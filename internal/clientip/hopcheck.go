@@ -1,4 +1,4 @@
-package tieredlimit
+package clientip
 
 import (
 	"net/http"
@@ -9,20 +9,20 @@ import (
 )
 
 const (
-	// hopCheckRequests is how many requests a hop check looks at.
-	hopCheckRequests = 200
+	// checkRequests is how many requests a hop check looks at.
+	checkRequests = 200
 
-	// hopCheckLengths is how many different lengths of the chain a verdict names.
-	hopCheckLengths = 8
+	// checkLengths is how many different lengths of the chain a verdict names.
+	checkLengths = 8
 )
 
-// hopCheck notices a hop count that is stated too low, which nothing else tells: every client then has the address of
+// HopCheck notices a hop count that is stated too low, which nothing else tells: every client then has the address of
 // one proxy, and all share one budget. The sign is that requests with more entries than hops all lead to one address
 // while the address to its left differs.
 //
 // The zero value is ready. It may be used by many requests at once. A check that has finished costs one atomic load,
 // and one that has not costs nothing for a chain without entries beyond the hops.
-type hopCheck struct {
+type HopCheck struct {
 	finished atomic.Bool
 
 	mu       sync.Mutex // guards what follows
@@ -34,65 +34,65 @@ type hopCheck struct {
 	more     bool       // there were others
 }
 
-// hopVerdict says that a hop count seems to be too low. It holds no address.
-type hopVerdict struct {
-	// hops is the count as stated.
-	hops int
+// HopVerdict says that a hop count seems to be too low. It holds no address.
+type HopVerdict struct {
+	// Hops is the count as stated.
+	Hops int
 
-	// lengths are the different lengths that the chain had, in rising order.
-	lengths []int
+	// Lengths are the different lengths that the chain had, in rising order.
+	Lengths []int
 
-	// more tells that there were others.
-	more bool
+	// More tells that there were others.
+	More bool
 }
 
-// observe takes note of a judged request and its client. Of all the calls, at most one returns a verdict and true:
-// the one that brings the number of requests up to hopCheckRequests.
+// Observe takes note of a judged request and its client. Of all the calls, at most one returns a verdict and true:
+// the one that brings the number of requests up to checkRequests.
 //
 // Only requests with an entry to the left of the one that was used count. Entries to the left that are no addresses
 // say nothing about where the client is.
-func (h *hopCheck) observe(t *topology, r *http.Request, c client) (hopVerdict, bool) {
-	if !c.longer || h.finished.Load() {
-		return hopVerdict{}, false
+func (h *HopCheck) Observe(t *Topology, r *http.Request, c Client) (HopVerdict, bool) {
+	if !c.Longer || h.finished.Load() {
+		return HopVerdict{}, false
 	}
 	left, ok := t.neighbour(r)
-	length := t.chainLength(r)
+	length := t.ChainLength(r)
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.finished.Load() {
-		return hopVerdict{}, false
+		return HopVerdict{}, false
 	}
 	h.requests++
 	if h.requests == 1 {
-		h.read = c.addr
+		h.read = c.Addr
 	}
-	if c.addr != h.read {
+	if c.Addr != h.read {
 		h.finish() // the hops tell clients apart
-		return hopVerdict{}, false
+		return HopVerdict{}, false
 	}
 	if ok {
 		h.differed = h.differed || h.left.IsValid() && left != h.left
 		h.left = left
 	}
 	h.note(length)
-	if h.requests < hopCheckRequests {
-		return hopVerdict{}, false
+	if h.requests < checkRequests {
+		return HopVerdict{}, false
 	}
-	verdict := hopVerdict{hops: t.hops, lengths: h.lengths, more: h.more}
+	verdict := HopVerdict{Hops: t.Hops, Lengths: h.lengths, More: h.more}
 	h.finish()
 	if !h.differed {
-		return hopVerdict{}, false
+		return HopVerdict{}, false
 	}
-	slices.Sort(verdict.lengths)
+	slices.Sort(verdict.Lengths)
 	return verdict, true
 }
 
 // note takes note of a length of the chain.
-func (h *hopCheck) note(length int) {
+func (h *HopCheck) note(length int) {
 	switch {
 	case slices.Contains(h.lengths, length):
-	case len(h.lengths) < hopCheckLengths:
+	case len(h.lengths) < checkLengths:
 		h.lengths = append(h.lengths, length)
 	default:
 		h.more = true
@@ -100,7 +100,7 @@ func (h *hopCheck) note(length int) {
 }
 
 // finish ends the check and lets go of what it has seen.
-func (h *hopCheck) finish() {
+func (h *HopCheck) finish() {
 	h.read, h.left, h.lengths = netip.Addr{}, netip.Addr{}, nil
 	h.finished.Store(true)
 }
