@@ -32,6 +32,7 @@ type directiveParser struct {
 //		trusted_hops     [<count> [<header>]]
 //		ipv4_prefix      <bits>
 //		ipv6_prefix      <bits>
+//		nat64_prefix     <cidr>...
 //		tier <name> <count>/<window>...|off {
 //			key      <part>...
 //			match    @name | <matcher> <args...> | { <matchers> }
@@ -83,6 +84,7 @@ func (p *directiveParser) parseSubdirective() error {
 		"trusted_hops":   p.parseTrustedHops,
 		"ipv4_prefix":    func() error { return p.parseBits(&p.handler.IPv4Prefix, 32) },
 		"ipv6_prefix":    func() error { return p.parseBits(&p.handler.IPv6Prefix, 128) },
+		"nat64_prefix":   p.parseNAT64Prefix,
 		"tier":           p.parseTier,
 		"charge":         func() error { return p.parseWord(&p.handler.Charge, "served", "checked") },
 		"exempt":         p.parseExempt,
@@ -98,7 +100,7 @@ func (p *directiveParser) parseSubdirective() error {
 		"store":          p.parseStore,
 	}[word]
 	if !known {
-		return p.Errf("unknown subdirective %q of tiered_limit; expected trusted_hops, ipv4_prefix, ipv6_prefix, tier, charge, "+
+		return p.Errf("unknown subdirective %q of tiered_limit; expected trusted_hops, ipv4_prefix, ipv6_prefix, nat64_prefix, tier, charge, "+
 			"exempt, exempt_clients, preflight, headers, body, cors, jitter, log_keys, dry_run, events or store", word)
 	}
 	if word != "tier" {
@@ -269,6 +271,14 @@ func (p *directiveParser) parseExemptClients() (err error) {
 		return err
 	}
 	return p.noBlock("exempt_clients")
+}
+
+func (p *directiveParser) parseNAT64Prefix() (err error) {
+	p.handler.NAT64Prefix, err = p.parseList(func(s string) error { return checkNAT64(s) })
+	if err != nil {
+		return err
+	}
+	return p.noBlock("nat64_prefix")
 }
 
 func (p *directiveParser) parseHeaders() (err error) {

@@ -72,6 +72,7 @@ func TestCaddyfileSubdirectives(t *testing.T) {
 		"charge checked":                  `{"charge":"checked",` + oneTier + `}`,
 		"charge served":                   `{"charge":"served",` + oneTier + `}`,
 		"exempt /health /metrics/* *.png": `{"exempt":["/health","/metrics/*","*.png"],` + oneTier + `}`,
+		"nat64_prefix 2001:db8:64::/96 64:ff9b:1::/48": `{"nat64_prefix":["2001:db8:64::/96","64:ff9b:1::/48"],` + oneTier + `}`,
 		"exempt_clients 192.0.2.1 2001:db8::/32": `{"exempt_clients":["192.0.2.1","2001:db8::/32"],` +
 			oneTier + `}`,
 		"preflight count":                      `{"preflight":"count",` + oneTier + `}`,
@@ -169,7 +170,7 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 	t.Parallel()
 	const tier = "tier ip 5/s\n"
 	long := strings.Repeat("a", 65)
-	expected := "; expected trusted_hops, ipv4_prefix, ipv6_prefix, tier, charge, exempt, exempt_clients, preflight, headers, " +
+	expected := "; expected trusted_hops, ipv4_prefix, ipv6_prefix, nat64_prefix, tier, charge, exempt, exempt_clients, preflight, headers, " +
 		"body, cors, jitter, log_keys, dry_run, events or store"
 	const empty = "; if it comes from an environment variable, that variable is set but empty"
 	for _, c := range []struct {
@@ -247,6 +248,18 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 		{"exempt /a /a", 4, `exempt names "/a" twice`},
 		{"exempt /a {\n}", 4, `exempt takes no block`},
 		{"exempt /a\nexempt /b", 5, `exempt is given twice`},
+		{"nat64_prefix", 4, `nat64_prefix needs at least one argument`},
+		{`nat64_prefix ""`, 4, `nat64_prefix: "" is not an IPv6 prefix, such as 2001:db8:64::/96`},
+		{"nat64_prefix 2001:db8::", 4, `nat64_prefix: "2001:db8::" is not an IPv6 prefix, such as 2001:db8:64::/96`},
+		{"nat64_prefix 10.0.0.0/8", 4, `nat64_prefix: "10.0.0.0/8": the prefix of a translator is one of IPv6`},
+		{"nat64_prefix ::ffff:0:0/96", 4, `nat64_prefix: "::ffff:0:0/96": the prefix of a translator is one of IPv6`},
+		{"nat64_prefix 2001:db8:64::/97", 4, `nat64_prefix: "2001:db8:64::/97": the prefix of a translator has 32, 40, 48, 56, 64 or 96 bits, not 97`},
+		{"nat64_prefix 2001:db8:64::1/96", 4, `nat64_prefix: "2001:db8:64::1/96": there are bits set behind the first 96`},
+		{"nat64_prefix 2001:db8:64:0:ff00::/96", 4, `nat64_prefix: "2001:db8:64:0:ff00::/96": the bits 64 to 71 are not zero, as they are in every prefix of a translator`},
+		{"nat64_prefix ::/96", 4, `nat64_prefix: "::/96": the prefix holds the addresses :: and ::1, which stand for no other`},
+		{"nat64_prefix 2001:db8::/32 2001:db8::/32", 4, `nat64_prefix names "2001:db8::/32" twice`},
+		{"nat64_prefix 2001:db8::/32 {\n}", 4, `nat64_prefix takes no block`},
+		{"nat64_prefix 2001:db8::/32\nnat64_prefix 2001:db8::/32", 5, `nat64_prefix is given twice`},
 		{"exempt_clients", 4, `exempt_clients needs at least one argument`},
 		{"exempt_clients 10.0.0.0/33", 4, `exempt_clients: "10.0.0.0/33" is neither an IP address nor a CIDR range`},
 		{"exempt_clients private_ranges", 4, `exempt_clients: "private_ranges" is neither an IP address nor a CIDR range`},

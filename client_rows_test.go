@@ -116,6 +116,78 @@ func TestClientRowMapped(t *testing.T) {
 		directly("[::ffff:203.0.113.8]:1", "[::ffff:cb00:7109]:1", "203.0.113.10:1")...)
 }
 
+// IPv4 addresses in IPv6 ones are those IPv4 addresses, in a header, as the peer, as a trusted proxy and as an exempt client:
+// by the prefixes that are the same everywhere, and by those of the operator's own translators.
+func TestClientRowTranslated(t *testing.T) {
+	const own = "nat64_prefix 2001:db8:64::/96 2001:db8:122::/48\n"
+	for name, c := range map[string]struct{ stated, client, other string }{
+		"well-known":          {"", "64:ff9b::203.0.113.7", "64:ff9b::203.0.113.8"},
+		"stateless":           {"", "::ffff:0:203.0.113.7", "::ffff:0:cb00:7108"},
+		"compatible":          {"", "::203.0.113.7", "::cb00:7108"},
+		"one's own":           {own, "2001:db8:64::203.0.113.7", "2001:db8:64::203.0.113.8"},
+		"one's own, 48 bits":  {own, "2001:db8:122:cb00:71:700::", "2001:db8:122:cb00:71:800::"},
+		"well-known and own":  {own, "64:ff9b::cb00:7107", "64:ff9b::cb00:7108"},
+		"the address is IPv4": {own, "203.0.113.7", "203.0.113.8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			same := []string{c.client, "203.0.113.7", "::ffff:203.0.113.7"}
+			if strings.Contains(c.client, ":") {
+				same = append(same, "["+c.client+"]:4711")
+			}
+			e := newEdge(t, clientSite("", "translated", "trusted_hops 1\n"+c.stated+"tier ip 1/m"))
+			e.oneBucket("203.0.113.7", throughProxy(same...), throughProxy(c.other)...)
+
+			e = newEdge(t, clientSite("", "translated-peer", "trusted_hops 0\n"+c.stated+"tier ip 1/m"))
+			peer := func(addr string) string { return strings.Replace("["+addr+"]:1", "[203.0.113.7]", "203.0.113.7", 1) }
+			e.oneBucket("203.0.113.7", directly(peer(c.client), "203.0.113.7:2"), directly("203.0.113.9:1")...)
+
+			e = newEdge(t, clientSite("servers {\ntrusted_proxies static 203.0.113.7/32\n}", "translated-trusted", c.stated+"tier ip 1/m"))
+			for _, q := range []request{
+				{peer: peer(c.client), header: xff("6.6.6.6, 198.51.100.1")}, {peer: "203.0.113.7:1", header: xff("198.51.100.2, " + c.client)},
+			} {
+				assert.Contains(t, e.send(q).Body.String(), "198.51.100.")
+			}
+
+			e = newEdge(t, clientSite("", "translated-exempt", "trusted_hops 1\n"+c.stated+"exempt_clients 203.0.113.7\ntier ip 1/m"))
+			assert.Equal(t, 5, e.served(5, throughProxy(c.client)[0]))
+			assert.Equal(t, 1, e.served(5, throughProxy(c.other)[0]))
+			e = newEdge(t, clientSite("", "translated-exempt", "trusted_hops 1\n"+c.stated+"exempt_clients "+c.client+"\ntier ip 1/m"))
+			assert.Equal(t, 5, e.served(5, throughProxy("203.0.113.7")[0]), "the list says it in the other way")
+
+			e = newEdge(t, clientSite("", "translated-inspect", "trusted_hops 1\n"+c.stated+"tier ip 1/m"))
+			e.send(throughProxy(c.client)[0])
+			read := answerTo[counterAnswer](e, "/tiered_limit/inspect", `{"stack":"translated-inspect","tier":"ip","key":["`+c.client+`"]}`)
+			assert.Equal(t, []string{"203.0.113.7"}, read.Key)
+			assert.Equal(t, int64(1), read.Limits[0].Used)
+		})
+	}
+	e := newEdge(t, clientSite("", "translated-not", "trusted_hops 1\ntier ip 1/m"))
+	e.oneBucket("2001:db8:64::", throughProxy("2001:db8:64::203.0.113.7", "2001:db8:64::203.0.113.8"), throughProxy("::1")...)
+}
+
+// What is about the topology may change and does not start counters anew: a translator is stated, and its clients go on as
+// the IPv4 clients that they are.
+func TestClientRowTranslatorStatedLater(t *testing.T) {
+	e := newEdge(t, clientSite("", "translator-later", "trusted_hops 1\ntier ip 2/m"))
+	assert.Equal(t, 1, e.served(1, throughProxy("203.0.113.7")[0]))
+	e.reload(clientSite("", "translator-later", "trusted_hops 1\nnat64_prefix 2001:db8:64::/96\ntier ip 2/m"))
+	assert.Equal(t, 1, e.served(3, throughProxy("2001:db8:64::203.0.113.7")[0]))
+}
+
+// An IPv6 address with a port and without brackets is one client, whichever port it has, where that can be told.
+func TestClientRowPortWithoutBrackets(t *testing.T) {
+	e := newEdge(t, clientSite("", "bare-ports", "trusted_hops 1 CloudFront-Viewer-Address\nipv6_prefix 128\ntier ip 1/m"))
+	from := func(values ...string) (list []request) {
+		for _, v := range values {
+			list = append(list, request{peer: "10.0.0.1:1", header: http.Header{"Cloudfront-Viewer-Address": {v}}})
+		}
+		return list
+	}
+	e.oneBucket("2001:db8:10:1::1", from("2001:db8:10:1:0:0:0:1:46532", "2001:db8:10:1:0:0:0:1:443", "2001:db8:10:1::1:46533",
+		"[2001:db8:10:1::1]:46534", "2001:db8:10:1::1"), from("2001:db8:10:1:0:0:0:2:46532", "2001:db8:10:1::1:443")...)
+	e.oneBucket("203.0.113.7", from("203.0.113.7:46532", "::ffff:203.0.113.7:46533"))
+}
+
 // C9: by default an IPv6 client is its /64 and an IPv4 client its address.
 func TestClientRowPrefixes(t *testing.T) {
 	e := newEdge(t, clientSite("", "prefixes", "trusted_hops 0\ntier ip 5/m"))

@@ -22,6 +22,10 @@ func topologyOf(h *Handler, server *caddyhttp.Server) (clientip.Topology, error)
 	if h.ClientIPHeader != "" {
 		t.Header = textproto.CanonicalMIMEHeaderKey(h.ClientIPHeader)
 	}
+	var err error
+	if t.NAT64, err = clientip.ParseNAT64(h.NAT64Prefix); err != nil {
+		return t, err
+	}
 	if server == nil {
 		return t, nil
 	}

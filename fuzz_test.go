@@ -25,7 +25,7 @@ import (
 func FuzzCaddyfile(f *testing.F) {
 	for _, block := range []string{
 		"tier ip 5/s", "tier ip off", "trusted_hops 0\ntier ip 5/s 6/m {\nkey a {header.B}\nmatch {\nmethod GET\n}\ncharge checked\ndry_run\n}",
-		"trusted_hops 2 Forwarded\nipv4_prefix 24\nipv6_prefix 48\ntier global 1/d\nexempt /a*\nexempt_clients 10.0.0.0/8 ::1",
+		"trusted_hops 2 Forwarded\nnat64_prefix 2001:db8:64::/96\nipv4_prefix 24\nipv6_prefix 48\ntier global 1/d\nexempt /a*\nexempt_clients 10.0.0.0/8 ::1",
 		"charge checked\npreflight count\nheaders draft-11\nbody graphql\ncors * {\n}\njitter 5\nlog_keys\ndry_run\nstore memory {\nmax_keys 9\n}\ntier user 0/1h",
 		"tier x 1/1ms {\nkey {http.request.nope}\n}", "tier x 1/s {\nkey \"\n}", "tier \"{\" {\n}\n}", "tier ip 5/s {\nmatch `path('/')`\n}",
 		"cors https://a.test {\ncredentials\n}\ntier ip 1/m", "tier ip 99999999999/99999999d", "tier ip 1/s {\nmatch not path /a\n}",
@@ -79,7 +79,7 @@ func TestCaddyfileOfRandomWords(t *testing.T) {
 	for range 3000 {
 		var b strings.Builder
 		for range r.IntN(3) {
-			b.WriteString(from("trusted_hops|ipv4_prefix|charge|exempt|exempt_clients|preflight|headers|body|cors|jitter|log_keys|dry_run|store|x"))
+			b.WriteString(from("trusted_hops|ipv4_prefix|nat64_prefix|charge|exempt|exempt_clients|preflight|headers|body|cors|jitter|log_keys|dry_run|store|x"))
 			for range r.IntN(3) {
 				b.WriteString(" " + from(`0|1|24|64|served|checked|/a|*|10.0.0.0/8|::1|count|none|text|draft-11|https://a.test|memory|""|-1|X-A|{|"{"`))
 			}

@@ -211,7 +211,7 @@ func TestF4SharedTierDefinition(t *testing.T) {
 		{"", "key a", "charge served", "key a\ncharge served", ""},
 		{"charge checked", "key a", "", "key a\ncharge checked", ""},
 		{"", "key a", "ipv4_prefix 32\nipv6_prefix 64\nstore memory", "key a", ""},
-		{"", "key a", "trusted_hops 1\nheaders none\nbody text\ndry_run\nlog_keys\njitter 5\nexempt /x\ncors *", "key a", ""},
+		{"", "key a", "trusted_hops 1\nnat64_prefix 2001:db8::/32\nheaders none\nbody text\ndry_run\nlog_keys\njitter 5\nexempt /x\ncors *", "key a", ""},
 		{"", "key a", "tier other 1/s {\nkey b\n}", "key a", ""},
 	} {
 		listen := freshListen()

@@ -52,6 +52,11 @@ type Handler struct {
 	// usually has a whole /64 to pick addresses from.
 	IPv6Prefix *int `json:"ipv6_prefix,omitempty"`
 
+	// Prefixes of translators in front of the server (NAT64, SIIT): an IPv6 address behind one of them is the IPv4 address
+	// that it holds, as RFC 6052 places it. Each has 32, 40, 48, 56, 64 or 96 bits. The well-known `64:ff9b::/96`,
+	// `::ffff:0:0:0/96` and v4-mapped addresses need not be listed. Default: none.
+	NAT64Prefix []string `json:"nat64_prefix,omitempty"`
+
 	// The tiers, in the order in which a request meets them. At least one.
 	Tiers []*Tier `json:"tiers"`
 

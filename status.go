@@ -43,6 +43,7 @@ type topologyStatus struct {
 	TrustedUnix    bool     `json:"trusted_proxies_unix,omitempty"`
 	IPv4Prefix     int      `json:"ipv4_prefix"`
 	IPv6Prefix     int      `json:"ipv6_prefix"`
+	NAT64Prefix    []string `json:"nat64_prefix,omitempty"`
 }
 
 // tierStatus is one tier of a stack.
@@ -155,7 +156,7 @@ func (h *Handler) topologyStatus() topologyStatus {
 	t := &h.topology
 	s := topologyStatus{
 		Source: t.Source(), TrustedProxies: t.Trusted != nil, TrustedUnix: t.Unix,
-		IPv4Prefix: h.prefixes.V4, IPv6Prefix: h.prefixes.V6,
+		IPv4Prefix: h.prefixes.V4, IPv6Prefix: h.prefixes.V6, NAT64Prefix: h.NAT64Prefix,
 	}
 	switch {
 	case t.Hops >= 0:

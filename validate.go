@@ -68,6 +68,12 @@ func (h *Handler) checkClient() error {
 	if bits := intOr(h.IPv6Prefix, 64); bits < 1 || bits > 128 {
 		return fmt.Errorf("ipv6_prefix %d is not between 1 and 128", bits)
 	}
+	if err := noneTwice("nat64_prefix", h.NAT64Prefix); err != nil {
+		return err
+	}
+	if err := checkNAT64(h.NAT64Prefix...); err != nil {
+		return err
+	}
 	if err := noneTwice("exempt_clients", h.ExemptClients); err != nil {
 		return err
 	}
@@ -83,6 +89,14 @@ func (h *Handler) checkClient() error {
 		if err := checkExemptPath(s); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// checkNAT64 refuses what cannot be the prefixes of translators.
+func checkNAT64(list ...string) error {
+	if _, err := clientip.ParseNAT64(list); err != nil {
+		return fmt.Errorf("nat64_prefix: %w", err)
 	}
 	return nil
 }

@@ -59,6 +59,8 @@ func TestJSONMistakes(t *testing.T) {
 		{`"exempt":["health"],` + tier, `exempt "health" is not a path: it must begin with / or *`},
 		{`"exempt":[""],` + tier, `exempt "" is not a path: it must begin with / or *`},
 		{`"exempt":["/a","/a"],` + tier, `exempt names "/a" twice`},
+		{`"nat64_prefix":["2001:db8::/33"],` + tier, `nat64_prefix: "2001:db8::/33": the prefix of a translator has 32, 40, 48, 56, 64 or 96 bits, not 33`},
+		{`"nat64_prefix":["2001:db8::/32","2001:db8::/32"],` + tier, `nat64_prefix names "2001:db8::/32" twice`},
 		{`"exempt_clients":["10.0.0.0/33"],` + tier, `exempt_clients: "10.0.0.0/33" is neither an IP address nor a CIDR range`},
 		{`"exempt_clients":["::1","::1"],` + tier, `exempt_clients names "::1" twice`},
 		// How it charges and answers.
