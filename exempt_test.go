@@ -2,10 +2,12 @@ package tieredlimit
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -59,6 +61,25 @@ func TestA12WhatIsNoPreflightCounts(t *testing.T) {
 		{"X-HTTP-Method-Override", preflight().with("X-HTTP-Method-Override", "POST")},
 		{"X-HTTP-Method", preflight().with("X-HTTP-Method", "POST")},
 		{"X-Method-Override", preflight().with("X-Method-Override", "POST")},
+		{"X-HTTP-Verb", preflight().with("X-HTTP-Verb", "POST")},
+		{"X-Api-Key", preflight().with("X-Api-Key", "k")},
+		{"X-Auth-Token", preflight().with("X-Auth-Token", "k")},
+		{"Cf-Access-Client-Secret", preflight().with("Cf-Access-Client-Secret", "k")},
+		{"Proxy-Authorization", preflight().with("Proxy-Authorization", "Basic eA==")},
+		{"Content-Type", preflight().with("Content-Type", "application/json")},
+		{"Range", preflight().with("Range", "bytes=0-1")},
+		{"Expect", preflight().with("Expect", "100-continue")},
+		{"Upgrade", preflight().with("Upgrade", "h2c")},
+		{"X-Original-URL", preflight().with("X-Original-URL", "/login")},
+		{"X-Rewrite-URL", preflight().with("X-Rewrite-URL", "/login")},
+		{"X-Forwarded-Method", preflight().with("X-Forwarded-Method", "POST")},
+		{"a field that nobody knows", preflight().with("X-Whatever", "")},
+		{"_method", preflightOf("/?_method=GET")},
+		{"_method beside others", preflightOf("/?a=b&_method=GET")},
+		{"_method in another spelling", preflightOf("/?%5fMETHOD=GET")},
+		{"_method behind a semicolon", preflightOf("/?a=b;_method=GET")},
+		{"_method as a list", preflightOf("/?_method[]=GET")},
+		{"a body of known length over HTTP/3", over3(preflight(), 2)},
 		{"no Origin", request{method: "OPTIONS"}.with("Access-Control-Request-Method", "POST")},
 		{"an empty Origin", preflight().with("Origin", "")},
 		{"no requested method", request{method: "OPTIONS"}.with("Origin", appOrigin)},
@@ -74,6 +95,62 @@ func TestA12WhatIsNoPreflightCounts(t *testing.T) {
 			assert.Equal(t, 3, e.served(3, preflight()), "a real one from the same client")
 		})
 	}
+}
+
+// A preflight stays one with all that browsers and the proxies in between put on it.
+func TestPreflightsAsTheyArrive(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, ":8080 {\n tiered_limit as-they-arrive {\n trusted_hops 0\n tier ip 1/m\n }\n respond ok\n}")
+	dressed := preflight().with("User-Agent", "Mozilla/5.0").with("Accept", "*/*").with("Accept-Language", "en").with("Accept-Encoding", "br").
+		with("Referer", "https://app.example/").with("Sec-Fetch-Mode", "cors").with("Sec-Fetch-Site", "cross-site").with("Sec-Fetch-Dest", "empty").
+		with("Priority", "u=1, i").with("Connection", "keep-alive").with("Cache-Control", "no-cache").with("Pragma", "no-cache").with("Dnt", "1").
+		with("Access-Control-Request-Private-Network", "true").with("Content-Length", "0").
+		with("X-Forwarded-For", "203.0.113.7").with("X-Forwarded-Proto", "https").with("X-Forwarded-Host", "h").with("Forwarded", "for=203.0.113.7").
+		with("Via", "1.1 proxy").with("X-Real-IP", "203.0.113.7").with("X-Request-Id", "1").with("CF-Connecting-IP", "203.0.113.7").with("CF-Ray", "1").
+		with("CF-IPCountry", "DE").with("CDN-Loop", "cloudflare").with("X-Amzn-Trace-Id", "1").with("X-Cloud-Trace-Context", "1/2").
+		with("Traceparent", "00-1-2-00").with("True-Client-IP", "203.0.113.7")
+	assert.Equal(t, 5, e.served(5, dressed))
+	assert.Equal(t, 5, e.served(5, preflightOf("/posts?page=2&method=x&a_method=1")))
+	assert.Equal(t, 10.0, e.metric(`requests_total{outcome="preflight",stack="as-they-arrive"}`))
+}
+
+// Over HTTP/3 nothing tells whether a body follows. A preflight is one all the same, and a body that was smuggled in behind
+// it is not passed on.
+func TestPreflightsOverHTTP3(t *testing.T) {
+	t.Parallel()
+	reads := script(t, func(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+		body, err := io.ReadAll(r.Body)
+		fmt.Fprintf(w, "%q %d", body, r.ContentLength)
+		return err
+	})
+	e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit over-h3 {\n trusted_hops 0\n tier ip 1/m\n }\n scripted %s\n}", reads))
+	q := over3(preflight(), -1)
+	for range 3 {
+		w := e.send(q)
+		assert.Equal(t, `"" 0`, w.Body.String())
+	}
+	q.edit = func(r *http.Request) {
+		r.ProtoMajor, r.ContentLength, r.Body = 3, -1, io.NopCloser(strings.NewReader("action=transfer"))
+	}
+	for range 3 {
+		assert.Equal(t, `"" 0`, e.send(q).Body.String())
+	}
+	q.method = "POST"
+	assert.Equal(t, `"action=transfer" -1`, e.send(q).Body.String(), "others keep theirs")
+	assert.Equal(t, 6.0, e.metric(`requests_total{outcome="preflight",stack="over-h3"}`))
+}
+
+// over3 is a request over HTTP/3 with that content length.
+func over3(q request, length int64) request {
+	q.edit = func(r *http.Request) { r.ProtoMajor, r.Proto, r.ContentLength = 3, "HTTP/3.0", length }
+	return q
+}
+
+// preflightOf is a preflight for a path and query.
+func preflightOf(target string) request {
+	q := preflight()
+	q.url = "http://localhost" + target
+	return q
 }
 
 func chunked(q request) request {
@@ -120,6 +197,9 @@ func TestA6ExemptPaths(t *testing.T) {
 				"/healthz", "/health/../api", "/api/../health", "/api%2f..%2fhealth", "/health%2f..%2fapi", "/", "/api/health", "/health/x",
 				"/./health", "/health/.", "/health/..", "/%2e/health", "/health%2f", "/health%5c", "/health/%2e%2e/api", "/health%5c..%5capi",
 				"/health/%2E%2E/api", "/health%2F..%2Fapi", "/health%5C", "/health/..;/api", "/health/..;x=1/api", "/.;/health", "/%2fhealth", "/x/../health",
+				"/health;x", "/health%3bx", "/health%0a", "/health%23x", "/health%3fx", "/health%20", "/health.", "/health..", "/health%09", "/%20health", "/%20../health",
+				"/health/%c0%ae%c0%ae/api", "/health/%e0%80%ae%e0%80%ae/api", "/health/%f0%80%80%ae/api", "/health/%ef%bc%8e%ef%bc%8e/api", "/health%ef%bc%8fapi",
+				"/health%25", "/health/%252e%252e/api", "/health%ff",
 			},
 		},
 		"/health/": {[]string{"/health", "/health/", "//health//"}, []string{"/healthz", "/health/x"}},
@@ -127,7 +207,10 @@ func TestA6ExemptPaths(t *testing.T) {
 			[]string{"/static/", "/static/a", "/static/a/b.css", "/STATIC/a", "//static//a"},
 			[]string{"/static", "/static/../api", "/static/%2e%2e/api", "/static/..%2fapi", "/static/..;/api", "/api/static/", "/static/..", "/static/./a", "/static%2fa"},
 		},
-		"*.css":   {[]string{"/a.css", "/b/c.CSS"}, []string{"/a.css/x", "/a.js", "/x/../a.css"}},
+		"*.css": {[]string{"/a.css", "/b/c.CSS", "/caf%c3%a9.css", "/my%20style.css"}, []string{
+			"/a.css/x", "/a.js", "/x/../a.css", "/api;x.css", "/api%3bx.css", "/api%0a.css", "/api%23.css", "/api%3f.css", "/api%00.css", "/api%5c.css", "/api%7f.css",
+			"/api%2f\".css", "/api%2f\\.css", "/api%ef%bc%9bx.css", "/..%09/a.css", "/%20../a.css", "/x%2f..%2fa.css",
+		}},
 		"*/ping*": {[]string{"/ping", "/a/ping/b"}, []string{"/pi", "/ping/../api", "/a%2fping"}},
 		"/":       {[]string{"/", "//"}, []string{"/x", "/./", "/.."}},
 		"/a/b":    {[]string{"/a/b", "/a//b", "/A/B/"}, []string{"/a%2fb", "/a", "/a/b/c", "/a/x/../b"}},

@@ -287,6 +287,9 @@ func (rec *record) view(sc *scratch, decision Decision, e *explanation) {
 				v.Line = int(identity[len(t.keys[0].digest)]) + 1
 			}
 		}
+		if doubts := t.match.doubts(rec.r); doubts != 0 {
+			v.Why = doubts.String() + " may mean something else to the upstream, so the tier concerns the request"
+		}
 		if decision.RefusedBy >= 0 && claim > decision.RefusedBy {
 			v.Why = "not asked, since a tier in front refuses"
 		}
@@ -298,7 +301,7 @@ func (rec *record) view(sc *scratch, decision Decision, e *explanation) {
 
 // whyNot says why a tier does not apply to the request.
 func (rec *record) whyNot(t *tier) string {
-	switch concerned, err := t.matches(rec.r); {
+	switch concerned, err := t.match.concerns(rec.r); {
 	case err != nil:
 		return "its matcher fails: " + err.Error()
 	case !concerned:

@@ -20,6 +20,9 @@ func (rec *record) judge(w http.ResponseWriter, next caddyhttp.Handler, now time
 		return rec.unjudged(w, next, err)
 	}
 	if out != outcomeServed {
+		if out == outcomePreflight {
+			withoutBody(rec.r)
+		}
 		return rec.pass(w, next, out)
 	}
 	out, err = rec.decide(now)
@@ -134,7 +137,7 @@ func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
 func (rec *record) claim(sc *scratch) error {
 	limits := 0
 	for _, t := range rec.h.tiers {
-		concerned, err := t.matches(rec.r)
+		concerned, err := t.match.concerns(rec.r)
 		if err != nil && !t.spec.DryRun {
 			return err
 		}

@@ -199,7 +199,7 @@ func TestAPathThatDecodersDisagreeOnIsCounted(t *testing.T) {
 		{"/health/..%3b/api", 1}, {"/health/..%00/api", 1}, {"/health/..%20/api", 1}, {"/health/..%09/api", 1}, {"/health/..%23/api", 1},
 		{"/health/.%00./api", 1}, {"/health/%252e%252e/api", 1}, {"/health/%252E%252e%252Fapi", 1}, {"/health/%c0%ae%c0%ae/api", 1},
 		{"/health/%C1%9C../api", 1}, {"/health%00/x", 1}, {"/health/.%3b/x", 1},
-		{"/health/a%20b", 3}, {"/health/%c3%bc", 3}, {"/health/.well-known%20x", 3}, {"/health/...", 3}, {"/health/a%3bb", 3},
+		{"/health/a%20b", 3}, {"/health/%c3%bc", 3}, {"/health/.well-known%20x", 3}, {"/health/...", 1}, {"/health/a%3bb", 1},
 	} {
 		e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit decoders-%d {\n tier global 1/m\n exempt /health/*\n }\n respond ok\n}", i))
 		assert.Equal(t, c.want, e.served(3, request{url: "http://localhost" + c.path}), c.path)

@@ -54,7 +54,7 @@ func (s *rehearsal) Info() replay.StackInfo {
 	}
 	for _, t := range h.tiers {
 		tier := replay.TierInfo{
-			Name: t.name, DryRun: t.spec.DryRun, Single: t.spec.Single, Charge: "served", Matchers: t.matchers,
+			Name: t.name, DryRun: t.spec.DryRun, Single: t.spec.Single, Charge: "served", Matchers: t.match.sets,
 			Placeholders: t.placeholders(),
 		}
 		tier.Client = slices.Equal(tier.Placeholders, []string{clientPlaceholder})
@@ -159,7 +159,7 @@ func (s *rehearsal) hide(q *replay.Query, v *replay.Verdict) error {
 		if len(s.deps[i]) == 0 || !slices.ContainsFunc(s.deps[i], q.Hidden) {
 			continue
 		}
-		concerned, err := t.matches(q.Request)
+		concerned, err := t.match.concerns(q.Request)
 		if err != nil {
 			return err
 		}

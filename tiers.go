@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -89,7 +88,7 @@ type tier struct {
 	lines      [][]string // the keys as configured
 	fixed      []byte     // the identity, where it never varies
 	usesClient bool
-	matchers   caddyhttp.MatcherSets
+	match      tierMatch
 	index      int           // in the claims' stack
 	longest    time.Duration // of the limits' windows
 	dryHeader  bool
@@ -112,14 +111,8 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		if keys[0].fixed {
 			c.fixed = keys[0].appendPrefix(nil)
 		}
-		if len(t.MatcherSetsRaw) > 0 {
-			loaded, err := ctx.LoadModule(t, "MatcherSetsRaw")
-			if err != nil {
-				return fmt.Errorf("tier %q: match: %w", t.Name, err)
-			}
-			if err := c.matchers.FromInterface(loaded); err != nil {
-				return fmt.Errorf("tier %q: match: %w", t.Name, err)
-			}
+		if c.match, err = compileMatch(ctx, t); err != nil {
+			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 		if t.off() {
 			continue
@@ -190,14 +183,6 @@ func policyNames(t *Tier) []string {
 		}
 	}
 	return names
-}
-
-// matches tells whether the tier concerns the request. An error comes from a matcher that cannot tell.
-func (t *tier) matches(r *http.Request) (bool, error) {
-	if len(t.matchers) == 0 {
-		return true, nil
-	}
-	return t.matchers.AnyMatchWithError(r)
 }
 
 // check refuses what a tier cannot be.

@@ -1,0 +1,105 @@
+package tieredlimit
+
+import (
+	"net/http"
+	"strings"
+)
+
+// isPreflight reports whether a request is a CORS preflight as browsers send it (Fetch standard, CORS-preflight fetch):
+// OPTIONS with Origin and Access-Control-Request-Method, without a body, and without any field that neither browsers nor
+// the proxies in between add to a preflight: credentials under whatever name, another method, another target.
+func isPreflight(r *http.Request) bool {
+	if r.Method != http.MethodOptions || bodyOf(r) || !hasField(r, "Origin") ||
+		!hasField(r, "Access-Control-Request-Method") {
+		return false
+	}
+	for name := range r.Header {
+		if !isPreflightField(name) {
+			return false
+		}
+	}
+	return !overridesMethod(r.URL.RawQuery)
+}
+
+// bodyOf reports whether a request has a body, as far as its head tells. Over HTTP/3 it does not tell where there is no
+// Content-Length: see withoutBody.
+func bodyOf(r *http.Request) bool {
+	return r.ContentLength > 0 || len(r.TransferEncoding) > 0 || r.ContentLength < 0 && r.ProtoMajor != 3
+}
+
+// withoutBody keeps from a preflight what may follow its head. A browser sends nothing there, so nothing that is not
+// counted reaches an upstream.
+func withoutBody(r *http.Request) {
+	if r.ContentLength != 0 {
+		r.Body, r.ContentLength = http.NoBody, 0
+	}
+}
+
+func hasField(r *http.Request, canonical string) bool {
+	values := r.Header[canonical]
+	return len(values) > 0 && values[0] != ""
+}
+
+// isPreflightField reports whether a header field, by its canonical name, may be on a preflight that a browser has sent.
+func isPreflightField(name string) bool {
+	if preflightFields[name] {
+		return true
+	}
+	for _, prefix := range preflightPrefixes {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// preflightFields are what browsers put on a preflight, and what proxies add to any request.
+var preflightFields = func() map[string]bool {
+	fields := make(map[string]bool)
+	for _, list := range []string{
+		// browsers
+		"Accept Accept-Encoding Accept-Language Access-Control-Request-Headers Access-Control-Request-Local-Network " +
+			"Access-Control-Request-Method Access-Control-Request-Private-Network Alt-Used Cache-Control Connection " +
+			"Content-Length Dnt Host Keep-Alive Origin Pragma Priority Referer Save-Data Te User-Agent",
+		// proxies
+		"Forwarded Via X-Forwarded-By X-Forwarded-For X-Forwarded-Host X-Forwarded-Port X-Forwarded-Proto " +
+			"X-Forwarded-Scheme X-Forwarded-Server X-Forwarded-Ssl X-Original-Forwarded-For X-Real-Ip X-Client-Ip " +
+			"X-Cluster-Client-Ip True-Client-Ip X-Scheme X-Request-Id X-Correlation-Id X-Request-Start X-Queue-Start Early-Data",
+		// tracing
+		"Traceparent Tracestate Baggage B3 X-Cloud-Trace-Context X-Trace-Id Uber-Trace-Id",
+		// networks that deliver
+		"Cdn-Loop Cf-Ray Cf-Visitor Cf-Worker Cf-Ew-Via Cf-Request-Id Cf-Pseudo-Ipv4 Cf-Region Cf-Region-Code Cf-Timezone " +
+			"Cf-Metro-Code Cf-Postal-Code Cf-Device-Type X-Varnish Rndr-Id X-Country-Code X-Geo-Country",
+	} {
+		for _, name := range strings.Fields(list) {
+			fields[name] = true
+		}
+	}
+	return fields
+}()
+
+// preflightPrefixes begin the names of whole families of such fields.
+var preflightPrefixes = []string{
+	"Sec-", "Cf-Connecting-", "Cf-Ip", "Cloudfront-", "X-Amz-Cf-", "X-Amzn-", "X-Azure-", "X-Fd-", "Fly-", "X-B3-",
+	"X-Envoy-", "X-Datadog-", "X-Vercel-", "X-Nf-", "X-Akamai-", "Akamai-", "X-Appengine-", "X-Railway-",
+}
+
+// overridesMethod reports whether a query has a parameter by which frameworks take another method from a request.
+func overridesMethod(query string) bool {
+	for query != "" {
+		var pair string
+		if end := strings.IndexAny(query, "&;"); end >= 0 {
+			pair, query = query[:end], query[end+1:]
+		} else {
+			pair, query = query, ""
+		}
+		key, _, _ := strings.Cut(pair, "=")
+		for _, name := range [...]string{"_method", "_httpmethod", "$httpmethod", "x-http-method-override", "x-http-method",
+			"x-method-override", "x-http-verb", "http_method"} {
+			if couldBeName(key, name, true) {
+				return true
+			}
+		}
+	}
+	return false
+}
