@@ -53,6 +53,9 @@ func isPreflightField(name string) bool {
 	return false
 }
 
+// isMoreThanPreflight reports whether a header field, by its name in any case, makes a request more than a preflight.
+func isMoreThanPreflight(name string) bool { return !isPreflightField(http.CanonicalHeaderKey(name)) }
+
 // preflightFields are what browsers put on a preflight, and what proxies add to any request.
 var preflightFields = func() map[string]bool {
 	fields := make(map[string]bool)

@@ -44,7 +44,8 @@ func (s *rehearsal) Info() replay.StackInfo {
 	h := s.h
 	info := replay.StackInfo{
 		Label: h.stackLabel, DryRun: h.DryRun, LogKeys: h.LogKeys, Hops: h.topology.Hops, Header: h.topology.Header,
-		Trusted: h.topology.Limited(), Headers: append([]string{h.topology.Header}, h.topology.Headers...),
+		Trusted: h.topology.Limited(), Telling: isMoreThanPreflight,
+		Headers: append([]string{h.topology.Header}, h.topology.Headers...),
 	}
 	switch h.mode {
 	case modeOff:

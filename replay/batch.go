@@ -136,6 +136,10 @@ type wanted struct {
 	names  []string // canonical
 	sizes  [64][]uint16
 	others bool // every other field is wanted too
+
+	// telling reports whether a field that is not wanted for its value makes an OPTIONS request more than a preflight.
+	// nil: none does.
+	telling func(name string) bool
 }
 
 // unlisted is the index of a field that is wanted only because all are.

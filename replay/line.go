@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bytes"
+	"net/http"
 	"time"
 )
 
@@ -36,6 +37,7 @@ type requestTexts struct {
 	seen                             [fields]bool
 	tls, chunked                     bool
 	headers                          []headerText
+	told                             bool // a field is among them that is there for its name alone
 }
 
 // headerText is one field line of the request.
@@ -178,7 +180,7 @@ func (l *lineReader) requestMember(s *scanner, key text) bool {
 		r.seen[fieldURI] = s.is('"')
 		return s.stringOr(&r.uri, 2)
 	case "headers":
-		r.headers = r.headers[:0]
+		r.headers, r.told = r.headers[:0], false
 		if r.seen[fieldHeaders] = s.is('{'); r.seen[fieldHeaders] {
 			return l.headersObject(s)
 		}
@@ -203,6 +205,7 @@ func (l *lineReader) headersObject(s *scanner) bool {
 		}
 		index, wanted := l.want.find(key.raw)
 		if !wanted {
+			l.noteTelling(key)
 			if !s.skip(3) {
 				return false
 			}
@@ -212,6 +215,18 @@ func (l *lineReader) headersObject(s *scanner) bool {
 		if !l.headerValues(s, index, key) {
 			return false
 		}
+	}
+}
+
+// noteTelling keeps the name of a field, without its value, if it may decide whether the request is a preflight. One is
+// enough.
+func (l *lineReader) noteTelling(key text) {
+	r := &l.now.request
+	if l.want.telling == nil || r.told || r.seen[fieldMethod] && !r.method.is(http.MethodOptions) {
+		return
+	}
+	if r.told = l.want.telling(string(key.raw)); r.told {
+		r.headers = append(r.headers, headerText{unlisted, key, text{plain: true}})
 	}
 }
 

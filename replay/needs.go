@@ -13,12 +13,12 @@ import (
 type needs struct {
 	headers    []string // canonical
 	everything bool     // all header fields, and a request that is prepared as Caddy prepares it
+
+	telling func(name string) bool // as in StackInfo
 }
 
-// alwaysNeeded are the fields that preflights need. Besides, forwarding chains are always studied.
-var alwaysNeeded = []string{
-	"Origin", "Access-Control-Request-Method", "Authorization", "Cookie", "X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "Content-Length",
-}
+// alwaysNeeded are the fields whose values preflights need. Besides, forwarding chains are always studied.
+var alwaysNeeded = []string{"Origin", "Access-Control-Request-Method", "Content-Length"}
 
 // settle completes the fields.
 func (n *needs) settle() { n.headers = slices.Concat(n.headers, studiedHeaders[:], alwaysNeeded) }

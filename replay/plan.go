@@ -220,6 +220,7 @@ func (c *compiler) stage(s *site, stack Stack) *stage {
 		c.needs.matchers(t.Matchers)
 	}
 	c.needs.headers = append(c.needs.headers, info.Headers...)
+	c.needs.telling = info.Telling
 	s.stages = append(s.stages, st)
 	for _, header := range info.clientHeaders() {
 		s.chains.state(header)

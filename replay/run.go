@@ -89,6 +89,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	r.want = newWanted(r.plan.needs.headers, r.plan.needs.everything)
+	r.want.telling = r.plan.needs.telling
 	err = r.all(ctx, unit)
 	rep := r.report()
 	return rep, errors.Join(err, r.plan.close())

@@ -42,6 +42,9 @@ type StackInfo struct {
 	// Headers are the canonical names of the fields that the client address is read from: Header, and then those of the
 	// server.
 	Headers []string
+
+	// Telling reports whether a header field makes an OPTIONS request more than a preflight, whatever its value is.
+	Telling func(name string) bool
 }
 
 // clientHeaders are those of the Headers in which a client can be.
