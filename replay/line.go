@@ -3,6 +3,7 @@ package replay
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"time"
 )
 
@@ -37,6 +38,7 @@ type requestTexts struct {
 	seen                             [fields]bool
 	tls, chunked                     bool
 	headers                          []headerText
+	crowded                          bool // so many that earlier ones of a name are still among them
 	told                             bool // a field is among them that is there for its name alone
 }
 
@@ -44,6 +46,8 @@ type requestTexts struct {
 type headerText struct {
 	index       uint16
 	name, value text
+	member      int  // the ordinal of the name among those of the line
+	void        bool // the name has no values
 }
 
 // value is a member that may be a string or a number.
@@ -180,7 +184,7 @@ func (l *lineReader) requestMember(s *scanner, key text) bool {
 		r.seen[fieldURI] = s.is('"')
 		return s.stringOr(&r.uri, 2)
 	case "headers":
-		r.headers, r.told = r.headers[:0], false
+		r.headers, r.told, r.crowded = r.headers[:0], false, false
 		if r.seen[fieldHeaders] = s.is('{'); r.seen[fieldHeaders] {
 			return l.headersObject(s)
 		}
@@ -195,8 +199,12 @@ func (l *lineReader) requestMember(s *scanner, key text) bool {
 // headersObject reads the header fields that are wanted.
 func (l *lineReader) headersObject(s *scanner) bool {
 	s.take('{')
+	member := 0
 	for first := true; ; first = false {
 		key, more, ok := s.member(first)
+		if ok && !more && l.now.request.crowded {
+			l.forgetEarlier()
+		}
 		if !ok || !more {
 			return ok
 		}
@@ -211,12 +219,23 @@ func (l *lineReader) headersObject(s *scanner) bool {
 			}
 			continue
 		}
-		l.forget(index, key)
-		if !l.headerValues(s, index, key) {
+		if member++; member <= fewMembers {
+			l.forget(index, key)
+		} else {
+			l.now.request.crowded = true
+		}
+		before := len(l.now.request.headers)
+		if !l.headerValues(s, index, key, member) {
 			return false
+		}
+		if r := &l.now.request; r.crowded && len(r.headers) == before {
+			r.headers = append(r.headers, headerText{index: index, name: key, member: member, void: true})
 		}
 	}
 }
+
+// fewMembers is up to how many fields of a line each new one is compared with those before it.
+const fewMembers = 64
 
 // noteTelling keeps the name of a field, without its value, if it may decide whether the request is a preflight. One is
 // enough.
@@ -226,7 +245,7 @@ func (l *lineReader) noteTelling(key text) {
 		return
 	}
 	if r.told = l.want.telling(string(key.raw)); r.told {
-		r.headers = append(r.headers, headerText{unlisted, key, text{plain: true}})
+		r.headers = append(r.headers, headerText{index: unlisted, name: key, value: text{plain: true}})
 	}
 }
 
@@ -241,16 +260,35 @@ func (l *lineReader) forget(index uint16, key text) {
 	l.now.request.headers = kept
 }
 
+// forgetEarlier is forget for all fields of a line at once.
+func (l *lineReader) forgetEarlier() {
+	headers := l.now.request.headers
+	listed, others := make(map[uint16]int), make(map[string]int)
+	for i := range headers {
+		if h := &headers[i]; h.index != unlisted {
+			listed[h.index] = h.member
+		} else {
+			others[string(h.name.raw)] = h.member
+		}
+	}
+	l.now.request.headers = slices.DeleteFunc(headers, func(h headerText) bool {
+		if h.index != unlisted {
+			return h.void || listed[h.index] != h.member
+		}
+		return h.void || others[string(h.name.raw)] != h.member
+	})
+}
+
 // headerValues reads the field lines of one name: an array of strings as Caddy writes it, or a string as some log
 // filters leave it.
-func (l *lineReader) headerValues(s *scanner, index uint16, key text) bool {
+func (l *lineReader) headerValues(s *scanner, index uint16, key text, member int) bool {
 	r := &l.now.request
 	if !s.is('[') {
 		if !s.is('"') {
 			return s.skip(3)
 		}
 		t, ok := s.str()
-		r.headers = append(r.headers, headerText{index, key, t})
+		r.headers = append(r.headers, headerText{index: index, name: key, value: t, member: member})
 		return ok
 	}
 	s.take('[')
@@ -269,7 +307,7 @@ func (l *lineReader) headerValues(s *scanner, index uint16, key text) bool {
 		if !ok {
 			return false
 		}
-		r.headers = append(r.headers, headerText{index, key, t})
+		r.headers = append(r.headers, headerText{index: index, name: key, value: t, member: member})
 	}
 }
 

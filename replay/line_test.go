@@ -7,7 +7,9 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -251,5 +253,44 @@ func BenchmarkLine(b *testing.B) {
 	for b.Loop() {
 		out.entries, out.headers, out.buf = out.entries[:0], out.headers[:0], out.buf[:0]
 		l.read(line, 0, out)
+	}
+}
+
+// A line with any number of field names is read in a time that grows with its length, and says what encoding/json says.
+func TestLinesWithManyNamesAreReadInOneGo(t *testing.T) {
+	var names strings.Builder
+	for i := range 300 {
+		fmt.Fprintf(&names, `"N%d":["%d"],`, i, i)
+	}
+	for _, again := range []string{`"N1":["again"]`, `"N1":[]`, `"N1":null`, `"N299":"x","N299":["y","z"]`, `"N2":["a"],"N70":[],"N70":["b"]`} {
+		checkLine(t, []byte(`{"request":{"headers":{`+names.String()+again+`}}}`))
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var line strings.Builder
+		line.WriteString(`{"request":{"headers":{"Cookie":["first"]`)
+		for i := range 200_000 {
+			fmt.Fprintf(&line, `,"Name%d":["v"],"Name7":["%d"]`, i, i)
+		}
+		line.WriteString(`,"Cookie":["last"]}}}`)
+		l := &lineReader{want: newWanted([]string{"Cookie"}, true)}
+		l.now = fieldTexts{stampRank: len(stampKeys)}
+		s := scanner{b: []byte(line.String())}
+		assert.True(t, l.top(&s) && s.end())
+		assert.Len(t, l.now.request.headers, 200_001)
+		for _, h := range l.now.request.headers {
+			switch {
+			case h.index == 0:
+				assert.Equal(t, "last", string(h.value.appendTo(nil)))
+			case string(h.name.raw) == "Name7":
+				assert.Equal(t, "199999", string(h.value.appendTo(nil)))
+			}
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second): // a reader that compares each name with all others takes minutes
+		t.Fatal("the line takes too long")
 	}
 }
