@@ -4,8 +4,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
+	"testing/synctest"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/stretchr/testify/assert"
@@ -82,6 +86,9 @@ func TestA12WhatIsNoPreflightCounts(t *testing.T) {
 		{"a body of known length over HTTP/3", over3(preflight(), 2)},
 		{"no Origin", request{method: "OPTIONS"}.with("Access-Control-Request-Method", "POST")},
 		{"an empty Origin", preflight().with("Origin", "")},
+		{"a blank Origin", preflight().with("Origin", " ")},
+		{"two lines of Origin", twice(preflight(), "Origin")},
+		{"two lines of the requested method", twice(preflight(), "Access-Control-Request-Method")},
 		{"no requested method", request{method: "OPTIONS"}.with("Origin", appOrigin)},
 		{"an empty requested method", preflight().with("Access-Control-Request-Method", "")},
 		{"GET", request{method: "GET", header: preflight().header}},
@@ -114,8 +121,8 @@ func TestPreflightsAsTheyArrive(t *testing.T) {
 	assert.Equal(t, 10.0, e.metric(`requests_total{outcome="preflight",stack="as-they-arrive"}`))
 }
 
-// Over HTTP/3 nothing tells whether a body follows. A preflight is one all the same, and a body that was smuggled in behind
-// it is not passed on.
+// Over HTTP/3 the head does not tell whether a body follows. A preflight without one is free, what has one is counted and
+// keeps it.
 func TestPreflightsOverHTTP3(t *testing.T) {
 	t.Parallel()
 	reads := script(t, func(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
@@ -123,21 +130,53 @@ func TestPreflightsOverHTTP3(t *testing.T) {
 		fmt.Fprintf(w, "%q %d", body, r.ContentLength)
 		return err
 	})
-	e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit over-h3 {\n trusted_hops 0\n tier ip 1/m\n }\n scripted %s\n}", reads))
-	q := over3(preflight(), -1)
-	for range 3 {
-		w := e.send(q)
-		assert.Equal(t, `"" 0`, w.Body.String())
-	}
-	q.edit = func(r *http.Request) {
-		r.ProtoMajor, r.ContentLength, r.Body = 3, -1, io.NopCloser(strings.NewReader("action=transfer"))
+	e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit over-h3 {\n trusted_hops 0\n tier ip 2/m\n }\n scripted %s\n}", reads))
+	empty := preflight()
+	empty.edit = func(r *http.Request) {
+		r.ProtoMajor, r.ContentLength, r.Body = 3, -1, io.NopCloser(strings.NewReader(""))
 	}
 	for range 3 {
-		assert.Equal(t, `"" 0`, e.send(q).Body.String())
+		assert.Equal(t, `"" 0`, e.send(over3(preflight(), -1)).Body.String())
+		assert.Equal(t, `"" 0`, e.send(empty).Body.String())
 	}
-	q.method = "POST"
-	assert.Equal(t, `"action=transfer" -1`, e.send(q).Body.String(), "others keep theirs")
+	full := preflight()
+	full.edit = func(r *http.Request) {
+		r.ProtoMajor, r.ContentLength, r.Body = 3, -1, io.NopCloser(iotest.DataErrReader(strings.NewReader("action=transfer")))
+	}
+	assert.Equal(t, `"action=transfer" -1`, e.send(full).Body.String())
+	full.edit = func(r *http.Request) {
+		r.ProtoMajor, r.ContentLength, r.Body = 3, -1, io.NopCloser(iotest.OneByteReader(strings.NewReader("x")))
+	}
+	assert.Equal(t, `"x" -1`, e.send(full).Body.String())
+	wantRefused(t, e.send(full), "ip")
 	assert.Equal(t, 6.0, e.metric(`requests_total{outcome="preflight",stack="over-h3"}`))
+}
+
+// A client that does not end its request is not waited for: what may still come counts, and reaches the upstream.
+func TestPreflightThatDoesNotEndCounts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		body, client := io.Pipe()
+		r := httptest.NewRequest("OPTIONS", "https://localhost/", body)
+		r.Header = http.Header{"Origin": {appOrigin}, "Access-Control-Request-Method": {"POST"}}
+		r.ProtoMajor, r.ContentLength = 3, -1
+		begin := time.Now()
+		assert.False(t, isPreflight(r))
+		assert.Equal(t, bodyPatience, time.Since(begin))
+		go func() {
+			_, _ = io.WriteString(client, "late")
+			_ = client.Close()
+		}()
+		got, err := io.ReadAll(r.Body)
+		require.NoError(t, err)
+		assert.Equal(t, "late", string(got))
+	})
+}
+
+// twice is a request with two lines of a field.
+func twice(q request, field string) request {
+	q.edit = func(r *http.Request) { r.Header[field] = append(r.Header[field], r.Header[field]...) }
+	return q
 }
 
 // over3 is a request over HTTP/3 with that content length.

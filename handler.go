@@ -20,9 +20,6 @@ func (rec *record) judge(w http.ResponseWriter, next caddyhttp.Handler, now time
 		return rec.unjudged(w, next, err)
 	}
 	if out != outcomeServed {
-		if out == outcomePreflight {
-			withoutBody(rec.r)
-		}
 		return rec.pass(w, next, out)
 	}
 	out, err = rec.decide(now)

@@ -9,8 +9,7 @@ import (
 // OPTIONS with Origin and Access-Control-Request-Method, without a body, and without any field that neither browsers nor
 // the proxies in between add to a preflight: credentials under whatever name, another method, another target.
 func isPreflight(r *http.Request) bool {
-	if r.Method != http.MethodOptions || bodyOf(r) || !hasField(r, "Origin") ||
-		!hasField(r, "Access-Control-Request-Method") {
+	if r.Method != http.MethodOptions || !hasField(r, "Origin") || !hasField(r, "Access-Control-Request-Method") {
 		return false
 	}
 	for name := range r.Header {
@@ -18,26 +17,13 @@ func isPreflight(r *http.Request) bool {
 			return false
 		}
 	}
-	return !overridesMethod(r.URL.RawQuery)
+	return !overridesMethod(r.URL.RawQuery) && !hasBody(r) // last, since it may wait
 }
 
-// bodyOf reports whether a request has a body, as far as its head tells. Over HTTP/3 it does not tell where there is no
-// Content-Length: see withoutBody.
-func bodyOf(r *http.Request) bool {
-	return r.ContentLength > 0 || len(r.TransferEncoding) > 0 || r.ContentLength < 0 && r.ProtoMajor != 3
-}
-
-// withoutBody keeps from a preflight what may follow its head. A browser sends nothing there, so nothing that is not
-// counted reaches an upstream.
-func withoutBody(r *http.Request) {
-	if r.ContentLength != 0 {
-		r.Body, r.ContentLength = http.NoBody, 0
-	}
-}
-
+// hasField reports whether a field is there once, with a value.
 func hasField(r *http.Request, canonical string) bool {
 	values := r.Header[canonical]
-	return len(values) > 0 && values[0] != ""
+	return len(values) == 1 && strings.Trim(values[0], " \t") != ""
 }
 
 // isPreflightField reports whether a header field, by its canonical name, may be on a preflight that a browser has sent.
