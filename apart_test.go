@@ -227,3 +227,83 @@ func TestAReplayCountsUselessChainsApart(t *testing.T) {
 	assert.Equal(t, map[string]int64{"bad_entry": 100, "short_chain": 100}, report.Stacks[0].Fallbacks)
 	assert.Equal(t, 6, int(report.Stacks[0].Tiers[0].Clients), "distinct clients")
 }
+
+// A load balancer that is missing from trusted_proxies shows itself: in the metric from its first request, in one warning
+// from the twentieth client that it names, and in an explanation.
+func TestAProxyThatIsNotTrustedShowsItself(t *testing.T) {
+	const missing = "a peer that is not in trusted_proxies sends a forwarding header that names one client after another"
+	for name, c := range map[string]struct{ options, block, peer, header, element, warning string }{
+		"no hops":      {"trusted_proxies static 192.168.0.0/16", "", "10.0.0.1:4711", "X-Forwarded-For", "", missing},
+		"hops":         {"trusted_proxies static 192.168.0.0/16", "trusted_hops 1", "10.0.0.1:4711", "X-Forwarded-For", "", missing},
+		"IPv6":         {"trusted_proxies static 10.0.0.0/8", "", "[fd00::1]:4711", "X-Forwarded-For", "", missing},
+		"Forwarded":    {"trusted_proxies static 192.168.0.0/16", "trusted_hops 1 Forwarded", "10.0.0.1:4711", "Forwarded", "for=", missing},
+		"unix socket":  {"trusted_proxies static 10.0.0.0/8", "", "@", "X-Forwarded-For", "", "a peer without an address, as on a unix socket, sends"},
+		"only unix is": {"trusted_proxies_unix", "trusted_hops 1", "10.0.0.1:4711", "X-Forwarded-For", "", missing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEdge(t, clientSite("servers {\n"+c.options+"\ntrusted_proxies_strict\n}", "untrusted", c.block+"\ntier ip 20/m"))
+			from := func(i int) request {
+				return request{peer: c.peer, header: http.Header{c.header: {c.element + fmt.Sprintf("203.0.113.%d", i%250)}}}
+			}
+			served := 0
+			for i := range 400 {
+				served += e.served(1, from(i))
+				if i == 18 {
+					assert.Empty(t, e.logs.lines("warn", ""), "nineteen clients are not enough")
+				}
+				if i == 19 {
+					assert.Len(t, e.logs.lines("warn", ""), 1, "the twentieth client is")
+				}
+			}
+			assert.Equal(t, 20, served, "all are in one bucket")
+			line := e.warning("")
+			assert.Contains(t, line.str("msg"), c.warning)
+			assert.Contains(t, line.str("msg"), "If the peer is a proxy of yours, ")
+			assert.Equal(t, []any{20.0, 20.0}, []any{line["requests"], line["clients"]})
+			assert.NotContains(t, fmt.Sprint(line), "203.0.113")
+			assert.NotContains(t, fmt.Sprint(line), strings.TrimSuffix(c.peer, ":4711"))
+			assert.Equal(t, 400.0, e.metric(`client_fallback_total{reason="untrusted_peer",stack="untrusted"}`))
+			v := answerTo[explainAnswer](e, "/tiered_limit/explain", describe(t, "untrusted", from(1))).Handlers[0].Client
+			assert.Equal(t, "untrusted_peer", v.Fallback)
+			assert.Contains(t, v.Note, "if it is a proxy of yours, ")
+			require.Len(t, v.Chain, 1)
+			assert.Equal(t, useIgnored, v.Chain[0].Use)
+			assert.NotContains(t, v.Counted, "@", "it is the client as far as anybody knows")
+			e.reload(clientSite("servers {\n"+c.options+"\ntrusted_proxies_strict\n}", "untrusted", c.block+"\nlog_keys\ntier ip 20/m"))
+			for i := range 40 {
+				e.send(from(i))
+			}
+			lines := e.logs.lines("warn", "")
+			require.Len(t, lines, 2, "a new config warns anew")
+			if c.peer == "@" {
+				assert.NotContains(t, lines[1], "peer")
+			} else {
+				assert.Equal(t, strings.Trim(strings.TrimSuffix(c.peer, ":4711"), "[]"), lines[1].str("peer"), "with log_keys")
+			}
+		})
+	}
+}
+
+// Callers without a chain, a single one who keeps to one entry, and requests that are exempt by their client are no sign.
+func TestPeersThatAreNoProxiesAreNotWarnedOf(t *testing.T) {
+	e := newEdge(t, clientSite("servers {\ntrusted_proxies static 10.0.0.0/8\ntrusted_proxies_strict\n}", "untrusted-not",
+		"exempt_clients 198.51.100.9\ntier ip 1000/m"))
+	for i := range 100 {
+		e.send(request{peer: fmt.Sprintf("203.0.113.%d:1", i)})
+		e.send(request{peer: "203.0.113.1:1", header: xff("6.6.6.6")})
+		e.send(request{peer: fmt.Sprintf("203.0.113.%d:1", i), header: xff(fmt.Sprintf("6.6.6.%d", i))})
+		e.send(request{peer: "10.0.0.1:1", header: xff(fmt.Sprintf("203.0.113.%d", i))})
+	}
+	assert.Empty(t, e.logs.lines("warn", ""))
+	exempt := request{peer: "198.51.100.9:1", header: xff("6.6.6.6")}
+	assert.Equal(t, 1200, e.served(1200, exempt), "a peer that is no proxy is the client, and as such exempt")
+}
+
+// A warning about a chain says how many hops are stated only where some are.
+func TestChainWarningsSayWhatIsStated(t *testing.T) {
+	for hops, want := range map[string]any{"": nil, "trusted_hops 1": 1.0} {
+		e := newEdge(t, clientSite("servers {\ntrusted_proxies static 10.0.0.0/8\ntrusted_proxies_strict\n}", "chain-warning", hops+"\ntier ip 5/m"))
+		e.send(request{peer: "10.0.0.1:1", header: xff("unknown")})
+		assert.Equal(t, want, e.warning("the forwarding chain cannot be used")["trusted_hops"], hops)
+	}
+}

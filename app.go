@@ -39,6 +39,7 @@ type stackTier struct{ stack, tier string }
 type stackRun struct {
 	warned sync.Map // request-time warnings that were given, by kind
 	hops   clientip.HopCheck
+	peers  clientip.PeerCheck
 
 	forwardedSeen atomic.Bool // a forwarding header was reported although there are to be no hops
 

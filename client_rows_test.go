@@ -249,3 +249,53 @@ func TestClientRowForwarded(t *testing.T) {
 	}
 	assert.Positive(t, e.metric(`client_fallback_total{reason="bad_entry",stack="forwarded-rows"}`))
 }
+
+// Behind a CDN and then nginx, whoever goes straight to nginx chooses its client where two hops are stated, although nginx is
+// the only trusted proxy; and does not where the CDN's ranges are trusted too and no hops are stated, or where nginx sends on
+// nothing but its own peer and one hop is stated.
+func TestTheWayPastTheFirstOfTwoProxies(t *testing.T) {
+	const cdn, nginx, attacker = "198.51.100.1", "10.0.0.1:4711", "192.0.2.66"
+	strict := func(ranges string) string {
+		return "servers {\ntrusted_proxies static " + ranges + "\ntrusted_proxies_strict\n}"
+	}
+	for name, c := range map[string]struct {
+		trusted, hops string
+		replaces      bool // nginx sends on its own peer alone
+		forged        int  // requests served of those that forge
+	}{
+		"two hops":        {"10.0.0.0/8", "trusted_hops 2", false, 12},
+		"both trusted":    {"10.0.0.0/8 198.51.100.0/24", "", false, 3},
+		"nginx knows it":  {"10.0.0.0/8", "trusted_hops 1", true, 3},
+		"only nginx is":   {"10.0.0.0/8", "", true, 3},
+		"nothing trusted": {"192.168.0.0/16", "trusted_hops 2", false, 3},
+	} {
+		e := newEdge(t, clientSite(strict(c.trusted), "two-proxies-"+strings.ReplaceAll(name, " ", "-"), c.hops+"\ntier ip 3/m"))
+		through := func(entries ...string) request {
+			if c.replaces {
+				entries = entries[len(entries)-1:]
+			}
+			return request{peer: nginx, header: xff(strings.Join(entries, ", "))}
+		}
+		served := 0
+		for i := range 12 {
+			served += e.served(1, through(fmt.Sprintf("6.6.6.%d", i), attacker))
+		}
+		assert.Equal(t, c.forged, served, "%s: straight to nginx", name)
+		if c.replaces || name == "nothing trusted" {
+			continue
+		}
+		assert.Equal(t, "203.0.113.7", e.send(through("6.6.6.6", "203.0.113.7", cdn)).Body.String(), "%s: by way of the CDN", name)
+	}
+}
+
+// Callers inside the trusted ranges are any number of clients, unless only the proxies' own addresses are trusted.
+func TestCallersInsideTheTrustedRanges(t *testing.T) {
+	for ranges, want := range map[string]int{"10.0.0.0/8": 12, "10.0.0.1 10.0.0.2": 3} {
+		e := newEdge(t, clientSite("servers {\ntrusted_proxies static "+ranges+"\ntrusted_proxies_strict\n}", "inside", "tier ip 3/m"))
+		served := 0
+		for i := range 12 {
+			served += e.served(1, request{peer: "10.0.0.66:1", header: xff(fmt.Sprintf("6.6.6.%d", i))})
+		}
+		assert.Equal(t, want, served, ranges)
+	}
+}

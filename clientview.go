@@ -67,7 +67,11 @@ func (h *Handler) viewClient(r *http.Request) *clientView {
 	case c.Fallback == clientip.BadEntry && c.Place == 0:
 		v.Note = "the header does not follow RFC 7239, so none of it is used"
 	case t.Hops != 0 && t.Limited() && !t.Trusts(r, peer):
-		v.Note = "the peer is not a trusted proxy, so its header is not believed"
+		v.Note = "the peer is not a trusted proxy, so its header is not believed; if it is a proxy of yours, add it to trusted_proxies"
+		if !peer.IsValid() {
+			v.Note = "peers without an address are not trusted, so the header is not believed; if it is a proxy of yours, set " +
+				"trusted_proxies_unix"
+		}
 	case t.Hops == 0 && len(v.Chain) > 0:
 		v.Note = "trusted_hops is 0, so headers are ignored"
 	}

@@ -1,13 +1,17 @@
 package tieredlimit
 
 import (
+	"slices"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // warnAtLoad reports, once per configuration and kind, what will not do what its writer may expect.
-func (h *Handler) warnAtLoad() {
+func (h *Handler) warnAtLoad(ctx caddy.Context) {
 	switch h.mode {
 	case modeOff:
 		return
@@ -22,12 +26,9 @@ func (h *Handler) warnAtLoad() {
 		}
 		return
 	}
-	if h.needsClient() && h.topology.Hops < 0 && h.server != nil && h.server.TrustedProxiesStrict <= 0 &&
-		h.app.firstWarning("strict "+h.server.Name()) {
-		h.logger.Warn("trusted_proxies is set without trusted_proxies_strict: Caddy's own client IP, as in access logs, is the "+
-			"leftmost entry of the forwarding header, which callers can forge; tiered_limit reads it from the right, so the two "+
-			"may name different clients. Set trusted_proxies_strict", zap.String("server", h.server.Name()))
-	}
+	h.warnStrictness()
+	h.warnSingleAddress()
+	h.warnAddressMatchers(ctx)
 	if h.exempt.everything() {
 		h.logger.Warn("exempt or exempt_clients exempts every request, so nothing is limited", zap.String("stack", h.stackLabel))
 	}
@@ -47,7 +48,46 @@ func (h *Handler) warnAtLoad() {
 	}
 }
 
-// looksBare tells whether a literal is named as one of Caddy's request placeholders or their shorthands are.
+// warnStrictness reports a server whose own idea of the client is another one than that of the stack.
+func (h *Handler) warnStrictness() {
+	if !h.needsClient() || h.topology.Hops >= 0 || h.server == nil || h.server.TrustedProxiesStrict > 0 ||
+		!h.app.firstWarning("strict "+h.server.Name()) {
+		return
+	}
+	option := "trusted_proxies"
+	if h.topology.Trusted == nil {
+		option = "trusted_proxies_unix"
+	}
+	h.logger.Warn(option+" is set without trusted_proxies_strict: Caddy's own client IP, as in access logs, is the "+
+		"leftmost entry of the forwarding header, which callers can forge; tiered_limit reads it from the right, so the two "+
+		"may name different clients. Set trusted_proxies_strict", zap.String("server", h.server.Name()))
+}
+
+// warnSingleAddress reports a header with a single address that is believed from everybody: unlike one that proxies append
+// to, it is the caller's own word where no proxy has replaced it.
+func (h *Handler) warnSingleAddress() {
+	t := &h.topology
+	if !h.needsClient() || t.Hops != 1 || t.Limited() || t.Header == clientip.DefaultHeader || t.Header == clientip.ForwardedHeader ||
+		h.onlyUnix() || !h.app.firstWarning("single "+t.Header) {
+		return
+	}
+	h.logger.Warn("the client is read from "+t.Header+", which has a single address: whoever reaches this server past the proxy can "+
+		"write it, and so have a limit of its own for every request. Set trusted_proxies on the server to the proxy's addresses; the "+
+		"header is then believed only from there", zap.String("stack", h.stackLabel), zap.String("header", t.Header))
+}
+
+// onlyUnix reports whether the server listens on unix sockets alone, which nobody reaches from the network.
+func (h *Handler) onlyUnix() bool {
+	if h.server == nil || len(h.server.Listen) == 0 {
+		return false
+	}
+	return !slices.ContainsFunc(h.server.Listen, func(listen string) bool {
+		addr, err := caddy.ParseNetworkAddress(listen)
+		return err != nil || !addr.IsUnixNetwork()
+	})
+}
+
+// looksBare reports whether a literal is named as one of Caddy's request placeholders or their shorthands are.
 func (s segment) looksBare() bool {
 	if s.kind != segmentLiteral {
 		return false
@@ -72,9 +112,10 @@ func (h *Handler) warnPlaceholder(tier string, s segment) {
 	}
 	name, why := s.name(), ""
 	switch {
-	case name == "http.vars.client_ip" && (h.server == nil || h.server.TrustedProxiesStrict <= 0):
-		why = "is the leftmost entry of the forwarding header, which callers can forge, as long as the server has no " +
-			"trusted_proxies_strict"
+	case name == "http.vars.client_ip":
+		if why = h.caddysClient(); why == "" {
+			return
+		}
 	case isPeerHost(name) && h.behindProxy():
 		why = "is the address of the proxy in front, so that all clients share one bucket"
 	case name == headerPrefix+"X-Forwarded-For":
@@ -95,7 +136,23 @@ func (h *Handler) warnPlaceholder(tier string, s segment) {
 	}
 }
 
-// behindProxy tells whether the configuration states a proxy in front.
-func (h *Handler) behindProxy() bool {
-	return h.topology.Hops > 0 || h.topology.Trusted != nil
+// caddysClient says what Caddy's own client address is where it is not that of the client. It is empty otherwise.
+func (h *Handler) caddysClient() string {
+	strict := h.server != nil && h.server.TrustedProxiesStrict > 0
+	switch t := &h.topology; {
+	case t.Limited() && strict:
+		return ""
+	case t.Limited():
+		return "is the leftmost entry of the forwarding header, which callers can forge, as long as the server has no " +
+			"trusted_proxies_strict"
+	case t.Hops > 0:
+		return "is the address of the proxy in front as long as the server has no trusted_proxies, so that all clients share one bucket"
+	case t.Hops == 0:
+		return "knows nothing of ipv6_prefix, so that an IPv6 client has a bucket for each of its addresses"
+	}
+	return "is the address of the connection as long as the server has no trusted_proxies: behind a proxy all clients share one " +
+		"bucket, and without one an IPv6 client has a bucket for each of its addresses"
 }
+
+// behindProxy reports whether the configuration states a proxy in front.
+func (h *Handler) behindProxy() bool { return h.topology.Hops > 0 || h.topology.Limited() }

@@ -21,10 +21,15 @@ func TestLoadWarnings(t *testing.T) {
 	const (
 		inert    = "tiered_limit is DISABLED"
 		strict   = "trusted_proxies is set without trusted_proxies_strict"
-		clientIP = "a key uses {http.vars.client_ip}, which is the leftmost entry of the forwarding header"
+		unix     = "trusted_proxies_unix is set without trusted_proxies_strict"
+		clientIP = "a key uses {http.vars.client_ip}, which is the leftmost entry of the forwarding header, which callers can forge"
+		conn     = "a key uses {http.vars.client_ip}, which is the address of the connection as long as the server has no trusted_proxies"
+		proxy    = "a key uses {http.vars.client_ip}, which is the address of the proxy in front as long as the server has no trusted_proxies"
+		whole    = "a key uses {http.vars.client_ip}, which knows nothing of ipv6_prefix"
 		peer     = "which is the address of the proxy in front, so that all clients share one bucket"
 		forged   = "a key uses {http.request.header.X-Forwarded-For}, which is written by callers"
 		unknown  = "a key uses a placeholder that only a map directive or a plugin can fill"
+		single   = "the client is read from "
 		proxies  = "trusted_proxies static 10.0.0.0/8"
 	)
 	key := func(key string) string { return "tier t 5/s {\nkey " + key + "\n}" }
@@ -49,7 +54,9 @@ func TestLoadWarnings(t *testing.T) {
 		{"", "trusted_hops 2\ntier ip 5/s", nil},
 		// Caddy's own client address is another one.
 		{proxies, "tier ip 5/s", []string{strict}},
-		{"trusted_proxies_unix", "tier ip 5/s", []string{strict}},
+		{"trusted_proxies_unix", "tier ip 5/s", []string{unix}},
+		{"trusted_proxies_unix\ntrusted_proxies_strict", "tier ip 5/s", nil},
+		{"trusted_proxies_unix\n" + proxies, "tier ip 5/s", []string{strict}},
 		{"trusted_proxies tiered_limit_changing", "tier ip 5/s", []string{strict}},
 		{proxies, "exempt_clients 192.0.2.1\ntier global 5/s", []string{strict}},
 		{proxies + "\ntrusted_proxies_strict", "tier ip 5/s", nil},
@@ -57,13 +64,22 @@ func TestLoadWarnings(t *testing.T) {
 		{proxies, "tier global 5/s", nil},
 		{proxies, "tier ip off", nil},
 		// Keys that do not name the client as this module does.
-		{"", key("{client_ip}"), []string{clientIP}},
+		{"", key("{client_ip}"), []string{conn}},
+		{"trusted_proxies_strict", key("{client_ip}"), []string{conn}},
+		{"", "trusted_hops 0\n" + key("{client_ip}"), []string{whole}},
+		{"", "trusted_hops 1\n" + key("{client_ip}"), []string{proxy}},
+		{"trusted_proxies_strict", "trusted_hops 2\n" + key("{client_ip}"), []string{proxy}},
+		{"trusted_proxies_unix", key("{client_ip}"), []string{clientIP}},
+		{"trusted_proxies_unix\ntrusted_proxies_strict", key("{client_ip}"), nil},
+		{proxies, "trusted_hops 1\n" + key("{client_ip}"), []string{clientIP}},
+		{proxies + "\ntrusted_proxies_strict", "trusted_hops 1\n" + key("{client_ip}"), nil},
 		{proxies, key("{client_ip}"), []string{clientIP}},
 		{proxies + "\ntrusted_proxies_strict", key("{client_ip}"), nil},
 		{proxies, key("a{remote_host}"), []string{peer}},
 		{proxies, key("{http.request.remote.host/24,64}"), []string{peer}},
 		{"trusted_proxies tiered_limit_changing", key("{remote_host}"), []string{peer}},
 		{"", "trusted_hops 1\n" + key("{remote_host}"), []string{peer}},
+		{"trusted_proxies_unix", key("{remote_host}"), []string{peer}},
 		{"", "trusted_hops 0\n" + key("{remote_host}"), nil},
 		{"", key("{remote_host}"), nil},
 		{"", key("{header.X-Forwarded-For}"), []string{forged}},
@@ -78,6 +94,20 @@ func TestLoadWarnings(t *testing.T) {
 		{"", key("{http.auth.user.id}"), nil},
 		{"", key("{http.regexp.a.1}{env.HOME}{system.hostname}{http.vars.a}"), nil},
 		{"", key(`\{a\}`), nil},
+		// A header with one address, believed from everybody.
+		{"", "trusted_hops 1 CF-Connecting-IP\ntier ip 5/s", []string{single + "Cf-Connecting-Ip"}},
+		{"", "trusted_hops 1 x-real-ip\ntier ip 5/s", []string{single + "X-Real-Ip"}},
+		{"", "trusted_hops 1 True-Client-IP\ntier global 5/s\nexempt_clients 10.0.0.1", []string{single + "True-Client-Ip"}},
+		{"trusted_proxies_strict", "trusted_hops 1 Fly-Client-IP\ntier ip 5/s", []string{single + "Fly-Client-Ip"}},
+		{"", "dry_run\ntrusted_hops 1 X-Azure-ClientIP\ntier ip 5/s", []string{single + "X-Azure-Clientip"}},
+		{"", "trusted_hops 1 CF-Connecting-IP\ntier global 5/s", nil},
+		{"", "trusted_hops 1 CF-Connecting-IP\ntier ip off", nil},
+		{"", "trusted_hops 0 CF-Connecting-IP\ntier ip 5/s", nil},
+		{"", "trusted_hops 1 X-Forwarded-For\ntier ip 5/s", nil},
+		{"", "trusted_hops 1 forwarded\ntier ip 5/s", nil},
+		{proxies, "trusted_hops 1 CF-Connecting-IP\ntier ip 5/s", nil},
+		{"trusted_proxies tiered_limit_changing", "trusted_hops 1 CF-Connecting-IP\ntier ip 5/s", nil},
+		{"trusted_proxies_unix", "trusted_hops 1 CF-Connecting-IP\ntier ip 5/s", nil},
 		// Several at once.
 		{proxies, "tier ip 5/s\n" + key("{client_ip} {remote_host} {header.X-Forwarded-For} {a}"),
 			[]string{strict, clientIP, peer, forged, unknown}},
@@ -197,4 +227,44 @@ func TestF1KeysWithoutBraces(t *testing.T) {
 		assert.Contains(t, lines[0].str("msg"), "{"+part+"}")
 		assert.Equal(t, "bare", lines[0].str("tier"))
 	}
+}
+
+// A header with one address is not everybody's to write where the server listens on unix sockets alone. What is warned of
+// says which header, what callers can do, and what to write; once for a header, however many sites read it.
+func TestASingleAddressHeaderNeedsTrustedProxies(t *testing.T) {
+	t.Parallel()
+	site := func(addresses ...string) string {
+		return "http://single.test:8099 {\n\tbind " + strings.Join(addresses, " ") +
+			"\n\ttiered_limit {\n\t\ttrusted_hops 1 CF-Connecting-IP\n\t\ttier ip 3/m\n\t}\n\trespond ok\n}\n"
+	}
+	for _, c := range []struct {
+		bind  []string
+		warns bool
+	}{
+		{[]string{"unix//run/a.sock"}, false},
+		{[]string{"unix//run/a.sock", "unix//run/b.sock"}, false},
+		{[]string{"unix+h2c//run/a.sock"}, false},
+		{[]string{"unix//run/a.sock", "127.0.0.1"}, true},
+		{[]string{"127.0.0.1"}, true},
+		{[]string{"0.0.0.0"}, true},
+	} {
+		e := newEdge(t, site(c.bind...))
+		lines := e.logs.lines("warn", "")
+		if !c.warns {
+			assert.Empty(t, lines, "%v", c.bind)
+			continue
+		}
+		for i := range 12 {
+			assert.Equal(t, 200, e.send(request{url: "http://single.test/", header: http.Header{"Cf-Connecting-Ip": {fmt.Sprintf("6.6.6.%d", i)}}}).Code)
+		}
+		for _, line := range lines {
+			assert.Equal(t, "the client is read from Cf-Connecting-Ip, which has a single address: whoever reaches this server past the proxy "+
+				"can write it, and so have a limit of its own for every request. Set trusted_proxies on the server to the proxy's addresses; "+
+				"the header is then believed only from there", line.str("msg"))
+			assert.Equal(t, "Cf-Connecting-Ip", line.str("header"))
+		}
+		assert.Len(t, lines, 1, "%v", c.bind)
+	}
+	many := strings.ReplaceAll(site("127.0.0.1"), "single.test", "a.test") + strings.ReplaceAll(site("127.0.0.1"), "single.test", "b.test")
+	assert.Len(t, newEdge(t, many).logs.lines("warn", ""), 1)
 }

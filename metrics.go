@@ -185,7 +185,7 @@ var (
 	uncertainDesc = prometheus.NewDesc("caddy_tiered_limit_uncertain_total",
 		"Requests that a tier counted together because servers would not agree on their key.", []string{"stack", "tier"}, nil)
 	fallbackDesc = prometheus.NewDesc("caddy_tiered_limit_client_fallback_total",
-		"Requests counted for the peer because the forwarding chain could not be used.", []string{"stack", "reason"}, nil)
+		"Requests counted for the peer because the forwarding chain could not be used, or the peer is not trusted.", []string{"stack", "reason"}, nil)
 	countersDesc = prometheus.NewDesc("caddy_tiered_limit_counters",
 		"Counters held in the current windows, where the store can tell.", []string{"stack"}, nil)
 	overflowDesc = prometheus.NewDesc("caddy_tiered_limit_overflow_total",

@@ -124,17 +124,14 @@ func (rec *record) logOutcome(out outcome, tier string) {
 	}
 }
 
-// noteClient counts and reports what was unusual about finding out who the client is. No address is logged.
+// noteClient counts and reports what was unusual about finding out who the client is. No address is logged unless log_keys
+// allows it.
 func (h *Handler) noteClient(r *http.Request, c clientip.Client) {
 	if c.Fallback != clientip.None {
 		h.meter.fallback(c.Fallback)
-		if c.Fallback != clientip.NoPeer && h.run.first(c.Fallback.String()) {
-			h.logger.Warn("the forwarding chain cannot be used, so the peer is limited instead, apart from its own "+
-				"requests if there is a chain; "+
-				"check trusted_hops or trusted_proxies against the proxies in front of this server",
-				zap.String("stack", h.stackLabel), zap.String("reason", c.Fallback.String()),
-				zap.Int("chain_length", h.topology.ChainLength(r)), zap.Int("trusted_hops", h.topology.Hops))
-		}
+	}
+	if c.Fallback.OfChain() && h.run.first(c.Fallback.String()) {
+		h.warnUselessChain(r, c)
 	}
 	if h.topology.Hops == 0 && !h.run.forwardedSeen.Load() {
 		if n := h.topology.ChainLength(r); n > 0 && h.run.forwardedSeen.CompareAndSwap(false, true) {
@@ -150,6 +147,39 @@ func (h *Handler) noteClient(r *http.Request, c clientip.Client) {
 			"choose their address",
 			zap.String("stack", h.stackLabel), zap.Int("trusted_hops", verdict.Hops), zap.Ints("chain_lengths", verdict.Lengths))
 	}
+	if verdict, missing := h.run.peers.Observe(&h.topology, r, c); missing {
+		h.warnUntrustedPeer(verdict)
+	}
+}
+
+// warnUselessChain reports a chain that could not be used.
+func (h *Handler) warnUselessChain(r *http.Request, c clientip.Client) {
+	fields := []zap.Field{
+		zap.String("stack", h.stackLabel), zap.String("reason", c.Fallback.String()), zap.Int("chain_length", h.topology.ChainLength(r)),
+	}
+	if h.topology.Hops >= 0 {
+		fields = append(fields, zap.Int("trusted_hops", h.topology.Hops))
+	}
+	h.logger.Warn("the forwarding chain cannot be used, so the peer is limited instead, apart from its own requests if there is a "+
+		"chain; check trusted_hops or trusted_proxies against the proxies in front of this server", fields...)
+}
+
+// warnUntrustedPeer reports a peer that looks like a proxy and is not trusted.
+func (h *Handler) warnUntrustedPeer(v clientip.PeerVerdict) {
+	text := "a peer that is not in trusted_proxies sends a forwarding header that names one client after another; it is not believed, " +
+		"so all of them share one limit. If the peer is a proxy of yours, add its addresses to trusted_proxies; a caller who makes " +
+		"the header up looks the same, and is limited as one client rightly"
+	if !v.Peer.IsValid() {
+		text = "a peer without an address, as on a unix socket, sends a forwarding header that names one client after another; it is not " +
+			"believed, so all of them share one limit. If the peer is a proxy of yours, set trusted_proxies_unix"
+	}
+	fields := []zap.Field{
+		zap.String("stack", h.stackLabel), zap.Int("requests", v.Requests), zap.Int("clients", v.Clients),
+	}
+	if h.LogKeys && v.Peer.IsValid() {
+		fields = append(fields, zap.String("peer", v.Peer.String()))
+	}
+	h.logger.Warn(text, fields...)
 }
 
 // noteSkipped counts a tier that could not tell whom to count, and explains the first one.

@@ -50,6 +50,10 @@ const (
 	// header was read and was of no use has the reason of the header.
 	NoPeer
 
+	// UntrustedPeer: the peer sends a chain and is no trusted proxy, so that it counts as the client. It may be a caller that
+	// makes a chain up, or a proxy that the config does not know.
+	UntrustedPeer
+
 	// Reasons is how many reasons there are.
 	Reasons
 )
@@ -65,6 +69,8 @@ func (f Reason) String() string {
 		return "all_trusted"
 	case NoPeer:
 		return "no_peer"
+	case UntrustedPeer:
+		return "untrusted_peer"
 	}
 	return ""
 }

@@ -82,7 +82,11 @@ func (t *Topology) Client(r *http.Request) Client {
 	name, lines := t.Present(r)
 	if t.Limited() {
 		peer := t.Peer(r)
-		if !t.Trusts(r, peer) || t.Hops < 0 && len(lines) == 0 {
+		trusted := t.Trusts(r, peer)
+		if !trusted && len(lines) > 0 {
+			return Client{Addr: peer, Fallback: UntrustedPeer}
+		}
+		if !trusted || t.Hops < 0 && len(lines) == 0 {
 			return direct(peer)
 		}
 	}

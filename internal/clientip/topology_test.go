@@ -202,13 +202,13 @@ func TestClient(t *testing.T) {
 		"v4-mapped client": {
 			topology: byTrust(), peer: lb, header: xff("6.6.6.6, ::ffff:203.0.113.7, 10.0.0.5"), want: "203.0.113.7"},
 		"peer outside": {
-			topology: byTrust(), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9",
+			topology: byTrust(), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9", reason: UntrustedPeer,
 		},
 		"peer outside, garbage": {
-			topology: byTrust(), peer: "198.51.100.9:1", header: xff("?"), want: "198.51.100.9",
+			topology: byTrust(), peer: "198.51.100.9:1", header: xff("?"), want: "198.51.100.9", reason: UntrustedPeer,
 		},
 		"peer outside, hops": {
-			topology: byBoth(1), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9",
+			topology: byBoth(1), peer: "198.51.100.9:1", header: xff("6.6.6.6"), want: "198.51.100.9", reason: UntrustedPeer,
 		},
 		"peer outside, hops, short chain is no fallback": {
 			topology: byBoth(2), peer: "198.51.100.9:1", want: "198.51.100.9"},
@@ -220,9 +220,9 @@ func TestClient(t *testing.T) {
 			topology: byBoth(2), peer: lb, header: xff("6.6.6.6"), want: "10.0.0.1", reason: ShortChain},
 		"only unix peers are trusted": {
 			topology: &Topology{Hops: -1, Unix: true, Headers: []string{DefaultHeader}}, peer: lb, header: xff("6.6.6.6"),
-			want: "10.0.0.1"},
+			want: "10.0.0.1", reason: UntrustedPeer},
 		"only unix peers are trusted, hops": {
-			topology: &Topology{Hops: 1, Unix: true}, peer: lb, header: xff("6.6.6.6"), want: "10.0.0.1"},
+			topology: &Topology{Hops: 1, Unix: true}, peer: lb, header: xff("6.6.6.6"), want: "10.0.0.1", reason: UntrustedPeer},
 		"unix socket, hops 0": {
 			topology: byHops(0, ""), peer: "@", header: xff("6.6.6.6"), reason: NoPeer,
 		},
@@ -230,10 +230,10 @@ func TestClient(t *testing.T) {
 		"no peer at all":     {topology: byHops(0, ""), peer: "", reason: NoPeer},
 		"garbage for a peer": {topology: byHops(0, ""), peer: "\xff:[\x00", reason: NoPeer},
 		"unix socket, ranges": {
-			topology: byTrust(), peer: "@", header: xff("6.6.6.6"), reason: NoPeer,
+			topology: byTrust(), peer: "@", header: xff("6.6.6.6"), reason: UntrustedPeer,
 		},
 		"unix socket, ranges, hops": {
-			topology: byBoth(1), peer: "@", header: xff("6.6.6.6"), reason: NoPeer,
+			topology: byBoth(1), peer: "@", header: xff("6.6.6.6"), reason: UntrustedPeer,
 		},
 		"unix socket, unix, nothing": {
 			topology: &Topology{Hops: -1, Unix: true, Headers: []string{DefaultHeader}}, peer: "@",
@@ -321,7 +321,7 @@ func TestFallbackReasonString(t *testing.T) {
 	for f := range Reasons {
 		got = append(got, f.String())
 	}
-	assert.Equal(t, []string{"", "short_chain", "bad_entry", "all_trusted", "no_peer"}, got)
+	assert.Equal(t, []string{"", "short_chain", "bad_entry", "all_trusted", "no_peer", "untrusted_peer"}, got)
 }
 
 // TestChainFieldLines cuts one chain into field lines in every way: the client stays the same.
@@ -577,7 +577,7 @@ func plainClient(t *Topology, r *http.Request) Client {
 	trusts := func(a netip.Addr) bool { return t.Trusted != nil && t.Trusted(r, a) }
 	ranges := t.Trusted != nil || t.Unix
 	believed := !ranges || hasPeer && trusts(peer) || !hasPeer && t.Unix
-	if t.Hops == 0 || t.Hops < 0 && !ranges || !believed {
+	if t.Hops == 0 || t.Hops < 0 && !ranges {
 		return direct
 	}
 	name := t.Header
@@ -594,6 +594,12 @@ func plainClient(t *Topology, r *http.Request) Client {
 		if name == "" {
 			return direct
 		}
+	}
+	if !believed && len(r.Header.Values(name)) > 0 {
+		return Client{Addr: peer, Fallback: UntrustedPeer}
+	}
+	if !believed {
+		return direct
 	}
 	header = name
 	entries, ok := plainEntries(name, r.Header.Values(name))
