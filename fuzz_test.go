@@ -254,3 +254,43 @@ func TestKeyEncodingOfRandomPairs(t *testing.T) {
 		t.Errorf("seed %d: %d equal pairs, want at least 100; %d different, want at least 10000", seed, equal, different)
 	}
 }
+
+// FuzzKeyValues holds the scanners of Cookie fields and queries against readers that are slow and plain: whatever one of
+// them finds is found, and what is certain is what they find.
+func FuzzKeyValues(f *testing.F) {
+	for _, seed := range []string{
+		"sid=valid", "a=b; sid=valid", `sid="valid"`, "sid=%76alid", "sid=1; sid=2", "x=1 sid=valid", "\xa0sid=valid", "SID=a", "sid[]=1", "sid=a%00",
+		"a&sid=valid;x", "sid=%zz", "sid=+a&b", "[sid]=1", "sid.x=1", "?sid=valid", "a;b&sid=x", "sid==", "sid=a=b", "%73id=x", "s+id=1", "sid\v=1",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, kind := range []string{"cookie sid", "query sid"} {
+			value, found := readKey(kind, text)
+			if found != present && value != "" {
+				t.Fatalf("%s: %q is read though it is not present: %q", kind, value, text)
+			}
+			reads := goReads(kind, text)
+			separator := "&"
+			if kind == "cookie sid" {
+				separator = ";"
+			}
+			for pair := range strings.SplitSeq(text, separator) {
+				if name, v, _ := strings.Cut(pair, "="); strings.Trim(name, " \t") == "sid" {
+					reads = append(reads, strings.Trim(v, " \t"))
+				}
+			}
+			for _, read := range reads {
+				if found == absent && strings.Trim(read, " \t+\"") != "" && !strings.Contains(read, "%20") && !strings.Contains(read, "%2") {
+					t.Fatalf("%s: %q is read, the tier is skipped: %q", kind, read, text)
+				}
+				if honest, _ := readKey(kind, "sid="+read); found == present && plainValue.MatchString(read) && honest != value {
+					t.Fatalf("%s: %q is read, %q is counted: %q", kind, read, value, text)
+				}
+			}
+			if again, same := readKey(kind, text); again != value || same != found {
+				t.Fatalf("%s: read differently the second time: %q", kind, text)
+			}
+		}
+	})
+}

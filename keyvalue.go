@@ -199,7 +199,7 @@ func embedsName(value, name string) bool {
 		if at < 0 {
 			return false
 		}
-		rest := strings.TrimLeft(value[at+len(name):], " \t")
+		rest := strings.TrimLeftFunc(value[at+len(name):], func(r rune) bool { return r <= ' ' || r >= 0x7f })
 		if at > 0 && isSeparator(value[at-1]) && strings.HasPrefix(rest, "=") {
 			return true
 		}
@@ -209,7 +209,7 @@ func embedsName(value, name string) bool {
 
 // lastSeparator is the index of the last byte in a name at which a server might cut, or -1.
 func lastSeparator(key string) int {
-	key = strings.TrimRight(key, " \t")
+	key = strings.TrimRightFunc(key, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 	for i := len(key) - 1; i >= 0; i-- {
 		if isSeparator(key[i]) {
 			return i
@@ -305,12 +305,12 @@ func isName(key, name string) bool {
 
 // couldBeName reports whether some server takes a name for the one that is looked for though it is another: PHP makes
 // underscores of dots, blanks and brackets and drops what is in front; others drop what is around it, look away from
-// case, cut at a NUL, or read a bracket behind it as the beginning of a list.
+// case, cut at a NUL, or read a bracket or a dot beside it as the beginning or end of a list.
 func couldBeName(key, name string, query bool) bool {
 	i := 0
 	for i < len(key) {
 		c, next := decodedByte(key, i, query)
-		if !isJunk(c) && c != '"' {
+		if !isJunk(c) && strings.IndexByte(`"[?`, c) < 0 {
 			break
 		}
 		i = next
@@ -328,7 +328,7 @@ func couldBeName(key, name string, query bool) bool {
 		return true
 	}
 	c, _ := decodedByte(key, i, query)
-	return isJunk(c) || c == '[' || c == '"'
+	return isJunk(c) || strings.IndexByte(`"[].`, c) >= 0
 }
 
 // foldName makes bytes equal that servers take for one another in names.
