@@ -104,7 +104,7 @@ func TestMetricsOfTheMemoryStore(t *testing.T) {
 	e := newEdge(t, site)
 	before := e.decisions("memory")
 	for i := range 500 {
-		e.send(from(fmt.Sprintf("203.0.%d.1", i)))
+		e.send(from(fmt.Sprintf("%d.%d.113.1", 1+i%200, i/200)))
 	}
 	check := func() {
 		t.Helper()
@@ -131,6 +131,21 @@ func TestMetricsOfTheMemoryStore(t *testing.T) {
 	e.clock.advance(time.Minute)
 	e.send(from("198.51.100.1"))
 	assert.Equal(t, float64(2), e.metric(`counters{stack="held"}`), "those of the window before are forgotten")
+}
+
+// A flood from one network leaves room for others: their clients are limited one by one, also those of a network in which
+// somebody is over the limit.
+func TestAFloodFromOneNetworkLeavesRoom(t *testing.T) {
+	e := newEdge(t, ":8080 {\ntiered_limit one-network {\ntrusted_hops 1\ntier ip 2/m\nstore memory {\nmax_keys 4000\n}\n}\nrespond ok\n}")
+	served := 0
+	for i := range 8000 {
+		served += e.served(1, from(fmt.Sprintf("2001:db8:%x:%x::1", i>>8, i&0xff)))
+	}
+	assert.Equal(t, 1000+2, served, "a quarter of the counters, and what the network has together")
+	assert.Equal(t, 2, e.served(50, from("198.51.7.7")))
+	for i := range 200 {
+		assert.Equal(t, 2, e.served(3, from(fmt.Sprintf("198.51.100.%d", i))))
+	}
 }
 
 func TestMetricsOfAStoreThatIsAway(t *testing.T) {

@@ -155,7 +155,7 @@ func (m *counters) lock(p []probe, line *timeline, wall int64, punctual bool) bo
 		}
 		if q.cell = q.shard.find(q.hash); q.cell != nil {
 			q.used = q.cell.count
-		} else if q.used = 0; l.table.full(q.end, l.most) {
+		} else if q.used = 0; l.table.full(q.group, q.end, l.most) {
 			q.stripe = l.table.groups().lock(q.group, q.end)
 			q.used = *q.stripe.count(q.group)
 		}
@@ -269,7 +269,7 @@ func (m *counters) reserve(p []probe) bool {
 		if !q.due || q.cell != nil || q.stripe != nil {
 			continue
 		}
-		if q.paid = m.limits[k].table.reserve(q.end, m.limits[k].most); !q.paid {
+		if q.paid = m.limits[k].table.reserve(q.group, q.end, m.limits[k].most); !q.paid {
 			m.cancel(p)
 			return false
 		}
@@ -281,7 +281,7 @@ func (m *counters) reserve(p []probe) bool {
 func (m *counters) cancel(p []probe) {
 	for k := range p {
 		if p[k].paid {
-			m.limits[k].table.cancel(p[k].end)
+			m.limits[k].table.cancel(p[k].group, p[k].end)
 			p[k].paid = false
 		}
 	}

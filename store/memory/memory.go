@@ -35,7 +35,9 @@ type Memory struct {
 	//
 	// They are shared out evenly over the limits of the stack's tiers, but for tiers that have one bucket for
 	// everybody. When the counters of a limit are used up, further clients are counted together with others of their
-	// network, against the same limit, until the window ends; clients that have a counter keep it.
+	// network, against the same limit, until the window ends; clients that have a counter keep it. So are the further
+	// clients of a network that has a quarter of a limit's counters. At worst somebody with addresses in four large
+	// networks uses all counters up, and new clients share the limit of their network until the window ends.
 	MaxKeys *int64 `json:"max_keys,omitempty"`
 }
 

@@ -253,7 +253,7 @@ func TestBytesPerCounter(t *testing.T) {
 	now, identity, states := time.UnixMilli(1_800_000_000_000), make([]byte, 16), make([]store.State, 1)
 	for n, check := uint64(0), uint64(10_000); n < most; {
 		benchClient(n, identity[:8], identity[8:])
-		claims := []store.Claim{{Identity: identity}}
+		claims := []store.Claim{{Identity: identity, Group: uint32(n) % store.Groups}}
 		if _, err := counters.Take(t.Context(), now, claims, states); err != nil {
 			t.Fatal(err)
 		}

@@ -236,7 +236,7 @@ func TestMemoryOverflow(t *testing.T) {
 	for range 2 {
 		require.True(t, serve(monday, "a", 1))
 	}
-	require.True(t, serve(monday, "b", 1))
+	require.True(t, serve(monday, "b", 9))
 	require.Equal(t, []int64{2, 0}, []int64{m.Tracked(), m.Overflowed()})
 
 	assert.True(t, serve(monday, "c", 1))
@@ -246,8 +246,8 @@ func TestMemoryOverflow(t *testing.T) {
 	assert.True(t, serve(monday, "f", 2), "a network that the flood does not use")
 	assert.True(t, serve(monday, "g", store.Groups-1))
 	assert.False(t, serve(monday, "a", 1), "refused before, refused still")
-	assert.True(t, serve(monday, "b", 1), "who has a counter keeps it")
-	assert.False(t, serve(monday, "b", 1))
+	assert.True(t, serve(monday, "b", 9), "who has a counter keeps it")
+	assert.False(t, serve(monday, "b", 9))
 	assert.Equal(t, []int64{2, 4}, []int64{m.Tracked(), m.Overflowed()})
 
 	require.NoError(t, m.Reset(t.Context(), monday, []store.Claim{{Identity: []byte("a"), Group: 1}}))
@@ -255,8 +255,8 @@ func TestMemoryOverflow(t *testing.T) {
 	assert.False(t, serve(monday, "c", 1), "the group is not touched")
 
 	next := monday.Add(time.Minute)
-	assert.True(t, serve(next, "c", 1))
-	assert.True(t, serve(next, "e", 1))
+	assert.True(t, serve(next, "c", 3))
+	assert.True(t, serve(next, "e", 4))
 	assert.Equal(t, int64(2), m.Tracked())
 	assert.True(t, serve(next, "a", 1), "the groups belong to a window too")
 	assert.True(t, serve(next, "a", 1))
@@ -267,7 +267,7 @@ func TestMemoryOtherBound(t *testing.T) {
 	small := openMemory(t, 2, "", perMinute("ip", 1))
 	large := openMemory(t, 4, small.name, perMinute("ip", 1))
 	for i := range 4 {
-		served, _ := hit(t, large, monday, fmt.Sprint("client-", i), 0)
+		served, _ := hit(t, large, monday, fmt.Sprint("client-", i), uint32(i))
 		assert.True(t, served)
 	}
 	served, _ := hit(t, small, monday, "client-9", 7)
@@ -285,6 +285,44 @@ func TestMemorySingleChanges(t *testing.T) {
 	assert.True(t, served)
 }
 
+// One network takes at most a quarter of the counters, so that others still get one each when it is full of clients.
+func TestMemoryANetworkTakesAQuarter(t *testing.T) {
+	const most = 4000
+	m := openMemory(t, most, "", perMinute("ip", 3))
+	served := 0
+	for i := range 10 * most {
+		if ok, _ := hit(t, m, monday, fmt.Sprint("flood-", i), 1); ok {
+			served++
+		}
+	}
+	assert.Equal(t, most/4+3, served, "a counter each for a quarter, and the group's")
+	assert.Equal(t, int64(most/4), m.Tracked())
+	for i := range 200 {
+		for range 3 {
+			ok, _ := hit(t, m, monday, fmt.Sprint("honest-", i), 2)
+			assert.True(t, ok, "client %d of a network that the flood does not use", i)
+		}
+		ok, _ := hit(t, m, monday, fmt.Sprint("honest-", i), 2)
+		assert.False(t, ok, "client %d has a limit of its own", i)
+	}
+	ok, _ := hit(t, m, monday, "flood-0", 1)
+	assert.True(t, ok, "who has a counter keeps it")
+
+	next := monday.Add(time.Minute)
+	for i := range most / 4 {
+		ok, _ = hit(t, m, next, fmt.Sprint("flood-", i+most), 1)
+		require.True(t, ok, "shares belong to a window")
+	}
+	assert.Equal(t, int64(most/4), m.Tracked())
+}
+
+// Where so few counters are left that a quarter is none, a network gets one.
+func TestMemoryShareIsAtLeastOne(t *testing.T) {
+	for most, want := range map[int64]int64{1: 1, 3: 1, 4: 1, 7: 1, 8: 2, 1000: 250, math.MaxInt32: math.MaxInt32 / 4} {
+		assert.Equal(t, want, mostShare(most))
+	}
+}
+
 // The bound holds exactly, whoever comes first, and clients beyond it are held to their group's counter.
 func TestMemoryBoundConcurrently(t *testing.T) {
 	const most, each = 1000, 500
@@ -294,7 +332,7 @@ func TestMemoryBoundConcurrently(t *testing.T) {
 	for g := range 8 {
 		group.Go(func() {
 			for i := range each {
-				if ok, _ := hit(t, m, monday, fmt.Sprint(g, "-", i), 5); ok {
+				if ok, _ := hit(t, m, monday, fmt.Sprint(g, "-", i), uint32(i%5)); ok {
 					served.Add(1)
 				}
 			}
@@ -302,8 +340,8 @@ func TestMemoryBoundConcurrently(t *testing.T) {
 	}
 	group.Wait()
 	assert.Equal(t, int64(most), m.Tracked())
-	assert.Equal(t, int64(1), m.Overflowed())
-	assert.Equal(t, int64(most+1), served.Load())
+	assert.Equal(t, int64(5), m.Overflowed())
+	assert.Equal(t, int64(most+5), served.Load())
 }
 
 // If the last room goes to somebody else between the decision and the charge, nothing is charged, and it is decided
@@ -317,7 +355,7 @@ func TestMemoryRoomIsLost(t *testing.T) {
 	m.hold(p, monday.UnixMilli())
 	require.Equal(t, -1, m.judge(p, claims))
 	users := m.limits[1].table
-	require.True(t, users.reserve(p[1].end, 1))
+	require.True(t, users.reserve(0, p[1].end, 1))
 	assert.False(t, m.charge(p, claims, -1))
 	m.unlock(p)
 	assert.Zero(t, m.limits[0].table.live.Load(), "the room for the first tier was not given back")

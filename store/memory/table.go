@@ -28,6 +28,8 @@ type table struct {
 	end  atomic.Int64 // of the window that live belongs to
 	live atomic.Int64 // how many counters the window has
 
+	shares *shares // of groups in live; nil where there is one counter
+
 	bucket bucket // instead of the shards, where all identities count as one
 }
 
@@ -69,9 +71,10 @@ func newTable(length int64, lane, rank int, single bool) *table {
 	if single {
 		return t
 	}
-	shards := min(max(64, 1<<bits.Len(uint(16*runtime.GOMAXPROCS(0)-1))), 1024)
-	t.mask = uint64(shards - 1)
-	t.shards = make([]shard, shards)
+	count := min(max(64, 1<<bits.Len(uint(16*runtime.GOMAXPROCS(0)-1))), 1024)
+	t.shares = new(shares)
+	t.mask = uint64(count - 1)
+	t.shards = make([]shard, count)
 	for i := range t.shards {
 		t.shards[i].gen = 1
 		t.shards[i].end = distant
@@ -79,39 +82,38 @@ func newTable(length int64, lane, rank int, single bool) *table {
 	return t
 }
 
-// full tells that the window which ends at end has no room for another counter.
-func (t *table) full(end, most int64) bool {
-	return t.end.Load() >= end && t.live.Load() >= most
+// full reports whether the window which ends at end has no room for another counter of a group: there are most, or the
+// group has its share of them.
+func (t *table) full(group uint32, end, most int64) bool {
+	return t.end.Load() >= end && (t.live.Load() >= most || t.shares.of(group) >= mostShare(most))
 }
 
-// reserve makes room for one counter in the window that ends at end, if there are fewer than most. A caller that is
-// late, since the table has turned to a later window, takes its room from that one.
-func (t *table) reserve(end, most int64) bool {
+// reserve makes room for one counter of a group in the window that ends at end, if there are fewer than most and the group
+// has not had its share. A caller that is late, since the table has turned to a later window, takes its room from that
+// one.
+func (t *table) reserve(group uint32, end, most int64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.end.Load() < end {
-		t.mu.Lock()
-		if t.end.Load() < end {
-			t.end.Store(end)
-			t.live.Store(0)
-		}
-		t.mu.Unlock()
+		t.end.Store(end)
+		t.live.Store(0)
+		t.shares.clear()
 	}
-	for {
-		live := t.live.Load()
-		if live >= most {
-			return false
-		}
-		if t.live.CompareAndSwap(live, live+1) {
-			return true
-		}
+	if t.live.Load() >= most || t.shares.of(group) >= mostShare(most) {
+		return false
 	}
+	t.live.Add(1)
+	t.shares.add(group, 1)
+	return true
 }
 
 // cancel gives back what reserve took, unless the window has gone by.
-func (t *table) cancel(end int64) {
+func (t *table) cancel(group uint32, end int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.end.Load() == end && t.live.Load() > 0 {
 		t.live.Add(-1)
+		t.shares.add(group, -1)
 	}
 }
 

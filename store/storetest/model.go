@@ -58,7 +58,8 @@ type modelTable struct {
 type modelWindow struct {
 	end    int64
 	counts map[string]int64
-	groups map[uint32]int64
+	groups map[uint32]int64 // hits of identities that have no counter of their own
+	shares map[uint32]int64 // counters
 }
 
 // Open implements [store.Store].
@@ -243,6 +244,7 @@ func (c *modelCounters) window(tier store.TierSpec, limit store.Limit, wall int6
 			end:    windowStart(now, key.window) + key.window,
 			counts: make(map[string]int64),
 			groups: make(map[uint32]int64),
+			shares: make(map[uint32]int64),
 		}
 	}
 	return window, now
@@ -252,7 +254,7 @@ func (c *modelCounters) window(tier store.TierSpec, limit store.Limit, wall int6
 func (c *modelCounters) used(tier store.TierSpec, limit store.Limit, claim store.Claim) int64 {
 	window := c.stack.tables[tableOf(tier, limit)]
 	count, ok := window.counts[identity(tier, claim)]
-	if !ok && int64(len(window.counts)) >= c.most[tableOf(tier, limit)] {
+	if !ok && c.full(window, tableOf(tier, limit), claim.Group) {
 		return window.groups[claim.Group]
 	}
 	return count
@@ -262,13 +264,23 @@ func (c *modelCounters) used(tier store.TierSpec, limit store.Limit, claim store
 func (c *modelCounters) hit(tier store.TierSpec, limit store.Limit, claim store.Claim) int64 {
 	window := c.stack.tables[tableOf(tier, limit)]
 	_, ok := window.counts[identity(tier, claim)]
-	if !ok && int64(len(window.counts)) >= c.most[tableOf(tier, limit)] {
+	if !ok && c.full(window, tableOf(tier, limit), claim.Group) {
 		c.stack.overflows++
 		window.groups[claim.Group]++
 		return window.groups[claim.Group]
 	}
+	if !ok {
+		window.shares[claim.Group]++
+	}
 	window.counts[identity(tier, claim)]++
 	return window.counts[identity(tier, claim)]
+}
+
+// full reports whether a window has no room for another counter of a group: all are used, or a quarter of them is the
+// group's.
+func (c *modelCounters) full(window *modelWindow, key modelTable, group uint32) bool {
+	most := c.most[key]
+	return most < math.MaxInt64 && (int64(len(window.counts)) >= most || window.shares[group] >= max(1, most/4))
 }
 
 // second is how far a time may be behind the latest before the clock has been set back.
