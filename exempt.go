@@ -78,8 +78,20 @@ func (e *exemptions) everything() bool {
 // path reports whether the request's path is exempt. Caddy judges a cleaned and decoded path but forwards it as sent, so
 // both must be harmless: the cleaned one matches, and the one as sent means the same to every upstream.
 func (e *exemptions) path(r *http.Request) bool {
-	if len(e.paths) == 0 || ambiguousPath(sentPath(r)) {
+	if len(e.paths) == 0 {
 		return false
+	}
+	sent := sentPath(r)
+	if ambiguousPath(sent) || ambiguousBefore(r) {
+		return false
+	}
+	if behind, found := behindAuthority(sent); found && strings.Trim(behind, "/") != "" {
+		return false
+	}
+	for _, field := range pathFields {
+		if _, there := r.Header[field]; there {
+			return false
+		}
 	}
 	matched, err := e.paths.MatchWithError(r)
 	return err == nil && matched

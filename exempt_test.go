@@ -243,8 +243,8 @@ func TestA6ExemptPaths(t *testing.T) {
 		},
 		"/health/": {[]string{"/health", "/health/", "//health//"}, []string{"/healthz", "/health/x"}},
 		"/static/*": {
-			[]string{"/static/", "/static/a", "/static/a/b.css", "/STATIC/a", "//static//a"},
-			[]string{"/static", "/static/../api", "/static/%2e%2e/api", "/static/..%2fapi", "/static/..;/api", "/api/static/", "/static/..", "/static/./a", "/static%2fa"},
+			[]string{"/static/", "/static/a", "/static/a/b.css", "/STATIC/a", "/static//a"},
+			[]string{"//static/a", "//static//a", "//x/static/a", "/static", "/static/../api", "/static/%2e%2e/api", "/static/..%2fapi", "/static/..;/api", "/api/static/", "/static/..", "/static/./a", "/static%2fa"},
 		},
 		"*.css": {[]string{"/a.css", "/b/c.CSS", "/caf%c3%a9.css", "/my%20style.css"}, []string{
 			"/a.css/x", "/a.js", "/x/../a.css", "/api;x.css", "/api%3bx.css", "/api%0a.css", "/api%23.css", "/api%3f.css", "/api%00.css", "/api%5c.css", "/api%7f.css",
@@ -275,6 +275,47 @@ func TestA6ExemptPaths(t *testing.T) {
 			assert.Equal(t, []int64{int64(len(row.counted))}, e.used(name, "global", request{}))
 			assert.Equal(t, float64(len(row.exempt)), e.metric(fmt.Sprintf(`requests_total{outcome="exempt",stack=%q}`, name)))
 		})
+	}
+}
+
+// A path is exempt by what the caller has sent, in whichever form that is, and by nothing that tells an upstream of
+// another path.
+func TestExemptPathsAreJudgedAsSent(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	handle_path /api/* {
+		tiered_limit exempt-as-sent {
+			trusted_hops 0
+			exempt /health /static/*
+			tier global 1000/m
+		}
+		respond {uri}
+	}
+	handle {
+		rewrite /old/* /health
+		tiered_limit exempt-as-sent {
+			trusted_hops 0
+			exempt /health /static/*
+			tier global 1000/m
+		}
+		respond ok
+	}
+}`)
+	as := func(path, target string) request {
+		return request{edit: func(r *http.Request) { r.URL.Path, r.RequestURI = path, target }}
+	}
+	for _, q := range []request{as("/health", "http://localhost/health"), as("/health", "HTTP://h:80/health?x=..;"), as("/old/x", "/old/x"),
+		as("/api/health", "/api/health")} {
+		assert.Empty(t, e.send(q).Header().Get("X-RateLimit-Limit"))
+	}
+	for _, q := range []request{
+		as("/static/;/login", "http://localhost/static/;/login"), as("/static/../login", "http://h/static/%2e%2e/login"),
+		as("/static/x", "http://h//static/x"), as("/old/x/../y", "/old/x%2f..%2fy"), as("/api/health", "/api//health/x;y"),
+		as("/api/../health", "/api/..;/health"),
+		request{url: "http://localhost/health"}.with("X-Original-URL", "/login"), request{url: "http://localhost/health"}.with("X-Rewrite-URL", "/login"),
+	} {
+		assert.Equal(t, "1000", e.send(q).Header().Get("X-RateLimit-Limit"))
 	}
 }
 

@@ -175,6 +175,9 @@ func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
 		}
 		start := len(sc.keys)
 		buf, found := k.appendIdentity(sc.keys, rec)
+		if k.captured && t.match.doubts(rec.r) != 0 {
+			buf, found = k.appendUncertain(buf[:start]), uncertain
+		}
 		if found == absent {
 			continue
 		}

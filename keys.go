@@ -43,6 +43,7 @@ type key struct {
 	fixed       bool // no placeholder: one bucket for everybody
 	usesClient  bool // it has the client's address in it
 	usesAddress bool // it has that or another address in it that only a finished handshake proves
+	captured    bool // it has something in it that a matcher has found in the request
 }
 
 const maxPart = 256
@@ -104,6 +105,7 @@ func compileKeys(t *Tier, masks clientip.Prefixes, probe *placeholderProbe) ([]k
 				k.fixed = false
 				k.usesClient = k.usesClient || s.kind == segmentClient
 				k.usesAddress = k.usesAddress || s.isAddress()
+				k.captured = k.captured || strings.HasPrefix(s.name(), "http.regexp.")
 			}
 			k.parts = append(k.parts, segments)
 		}

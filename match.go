@@ -17,18 +17,19 @@ type facet uint8
 const (
 	facetPath facet = 1 << iota
 	facetQuery
-	facets = facetPath | facetQuery
+	facetMethod
+	facets = facetPath | facetQuery | facetMethod
 )
 
 // String says what of a request is meant, at the beginning of a sentence.
 func (f facet) String() string {
-	switch f {
-	case facetPath:
-		return "its path"
-	case facetQuery:
-		return "its query"
+	var names []string
+	for i, name := range [...]string{"path", "query", "method"} {
+		if f&(1<<i) != 0 {
+			names = append(names, name)
+		}
 	}
-	return "its path and query"
+	return "its " + strings.Join(names, " and ")
 }
 
 // tierMatch says which requests a tier concerns. A tier is there to limit, so where a matcher cannot tell what a request
@@ -37,6 +38,7 @@ type tierMatch struct {
 	sets   caddyhttp.MatcherSets
 	looks  facet    // at what some matcher looks
 	params []string // the parameters that query matchers name
+	bare   []string // paths that patterns name with a slash behind them
 
 	// certain are the sets without the matchers that look at what is not certain, by facets.
 	certain [facets + 1]caddyhttp.MatcherSets
@@ -79,8 +81,20 @@ func compileMatch(ctx caddy.Context, t *Tier) (tierMatch, error) {
 // study finds out what a matcher looks at, by its name and configuration.
 func (m *tierMatch) study(name string, raw json.RawMessage) facet {
 	switch name {
-	case "path", "path_regexp", "file":
+	case "path":
+		var patterns []string
+		if json.Unmarshal(raw, &patterns) == nil {
+			for _, pattern := range patterns {
+				if bare, slashed := strings.CutSuffix(strings.TrimSuffix(pattern, "*"), "/"); slashed && bare != "" {
+					m.bare = append(m.bare, bare)
+				}
+			}
+		}
 		return facetPath
+	case "path_regexp", "file":
+		return facetPath
+	case "method":
+		return facetMethod
 	case "query":
 		var params map[string]json.RawMessage
 		if json.Unmarshal(raw, &params) == nil {
@@ -107,26 +121,33 @@ func (m *tierMatch) study(name string, raw json.RawMessage) facet {
 	return studyText(name, string(raw))
 }
 
-// studyText finds out what an expression, or a matcher that may use placeholders, looks at.
+// studyText finds out what an expression, or a matcher that may use placeholders, looks at. Of one that nobody knows, and
+// of variables, which routes in front may have set, anything must be supposed.
 func studyText(name, text string) facet {
 	var looks facet
-	if strings.Contains(text, "request.uri") || strings.Contains(text, "orig_uri") {
-		if strings.Contains(text, "uri.query") {
-			looks |= facetQuery
+	switch name {
+	case "header", "header_regexp", "host", "protocol", "remote_ip", "client_ip", "tls":
+	case "expression":
+		for word, f := range map[string]facet{
+			"path": facetPath, "file": facetPath, "url": facetPath | facetQuery, "query": facetQuery, "method": facetMethod, "vars": facets,
+		} {
+			if strings.Contains(text, word) {
+				looks |= f
+			}
 		}
-		if strings.Contains(text, "uri.path") || looks == 0 {
-			looks |= facetPath
+	case "vars", "vars_regexp":
+		if !strings.Contains(text, "{") {
+			return facets
 		}
-		if strings.Contains(text, "uri}") {
-			looks = facets
-		}
+	default:
+		return facets
 	}
-	if name == "expression" {
-		if strings.Contains(text, "path") || strings.Contains(text, "file") || strings.Contains(text, "url") {
-			looks |= facetPath
-		}
-		if strings.Contains(text, "query") || strings.Contains(text, "url") {
-			looks |= facetQuery
+	for word, f := range map[string]facet{
+		"uri.query": facetQuery, "uri.path": facetPath, "uri}": facetPath | facetQuery, "orig_uri": facetPath | facetQuery,
+		"method}": facetMethod, "http.vars.": facets,
+	} {
+		if strings.Contains(text, word) {
+			looks |= f
 		}
 	}
 	return looks
@@ -135,11 +156,14 @@ func studyText(name, text string) facet {
 // doubts are the parts of a request that the matchers look at and that upstreams may read otherwise.
 func (m *tierMatch) doubts(r *http.Request) facet {
 	var doubts facet
-	if m.looks&facetPath != 0 && ambiguousPath(sentPath(r)) {
+	if m.looks&facetPath != 0 && (ambiguousPath(sentPath(r)) || ambiguousBefore(r)) {
 		doubts |= facetPath
 	}
 	if m.looks&facetQuery != 0 && r.URL.RawQuery != "" && m.ambiguousQuery(r.URL.RawQuery) {
 		doubts |= facetQuery
+	}
+	if m.looks&facetMethod != 0 && overridesMethod(r) {
+		doubts |= facetMethod
 	}
 	return doubts
 }
@@ -169,35 +193,78 @@ func (m *tierMatch) concerns(r *http.Request) (bool, error) {
 	if concerned || err != nil {
 		return concerned, err
 	}
-	for _, reading := range m.readings(r) {
-		if concerned, err := sets.AnyMatchWithError(reading); concerned || err != nil {
+	return m.otherwise(sets, r)
+}
+
+// otherwise reports whether a request is one that the tier is for in another reading: by the method that the upstream
+// receives, or by a path that it commonly takes for the same.
+func (m *tierMatch) otherwise(sets caddyhttp.MatcherSets, r *http.Request) (bool, error) {
+	method := upstreamMethod(r)
+	var paths []string
+	if m.looks&facetPath != 0 {
+		paths = m.paths(r)
+	}
+	if method == r.Method && len(paths) == 0 {
+		return false, nil
+	}
+	// Placeholders look at the request as well, so it has to be another one for a moment.
+	sentMethod, sentURL := r.Method, *r.URL
+	defer func() { r.Method, *r.URL = sentMethod, sentURL }()
+	r.Method = method
+	if method != sentMethod {
+		if concerned, err := sets.AnyMatchWithError(r); concerned || err != nil {
+			return concerned, err
+		}
+	}
+	for _, path := range paths {
+		r.URL.Path, r.URL.RawPath = path, ""
+		if concerned, err := sets.AnyMatchWithError(r); concerned || err != nil {
 			return concerned, err
 		}
 	}
 	return false, nil
 }
 
-// readings are what upstreams commonly take a request for, if that is not how Caddy's matchers see it: a method in lower
-// case for that method, a WebSocket by extended CONNECT (RFC 8441, RFC 9220) for the GET that the upstream receives,
-// a path with a slash behind it for the one without.
-func (m *tierMatch) readings(r *http.Request) []*http.Request {
-	var list []*http.Request
-	method := strings.ToUpper(r.Method)
-	if method == http.MethodConnect && tunnelled(r) {
-		method = http.MethodGet
+// paths are what upstreams commonly take a path for, if that is not how Caddy's matchers see it: without the slash at
+// its end or with one, in lower case, without what looks like an authority in front, in plain letters, or as another field
+// of the request has it.
+func (m *tierMatch) paths(r *http.Request) []string {
+	var list []string
+	add := func(path string) {
+		plain := plainPath(path)
+		slashed := false
+		for _, bare := range m.bare {
+			slashed = slashed || strings.EqualFold(plain, bare)
+		}
+		if slashed {
+			plain += "/"
+		}
+		if plain != r.URL.Path {
+			list = append(list, plain)
+		}
 	}
-	if method != r.Method {
-		c := *r
-		c.Method = method
-		list = append(list, &c)
-		r = &c
+	add(r.URL.Path)
+	if behind, found := behindAuthority(r.URL.Path); found {
+		add(behind)
 	}
-	if path := strings.TrimRight(r.URL.Path, "/"); m.looks&facetPath != 0 && path != "" && path != r.URL.Path {
-		c := *r
-		c.URL = &url.URL{Path: path, RawQuery: r.URL.RawQuery}
-		list = append(list, &c)
+	for _, field := range pathFields {
+		for _, line := range r.Header[field] {
+			if u, err := url.Parse(line); err == nil {
+				add(u.Path)
+			}
+		}
 	}
 	return list
+}
+
+// upstreamMethod is the method that an upstream takes a request to have: a method in lower case is that method, a
+// WebSocket by extended CONNECT (RFC 8441, RFC 9220) becomes a GET.
+func upstreamMethod(r *http.Request) string {
+	method := strings.ToUpper(r.Method)
+	if method == http.MethodConnect && tunnelled(r) {
+		return http.MethodGet
+	}
+	return method
 }
 
 // tunnelled reports whether a CONNECT asks for a protocol of its own.

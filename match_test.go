@@ -47,7 +47,103 @@ func TestAmbiguousPathsConcernTiersThatLookAtThePath(t *testing.T) {
 	}
 	concerned(t, "path /login", []string{"/login", "/LOGIN", "/%6cogin", "//login", "/login/", "/login//", "/Login/?x=1"},
 		[]string{"/", "/loginx", "/login/x", "/static/a", "/static/a%20b", "/caf%c3%a9", "/.well-known/x", "/a.b/c.css"})
-	concerned(t, "not path /static/*", []string{"/login", "/", "/x"}, []string{"/static/a", "/static/a.css", "/STATIC/x/y", "//static/a"})
+	concerned(t, "not path /static/*", []string{"/login", "/", "/x"}, []string{"/static/a", "/static/a.css", "/STATIC/x/y", "/static//a"})
+}
+
+// Paths that upstreams commonly take for one another concern the tiers of each.
+func TestOtherSpellingsOfAPathConcernItsTiers(t *testing.T) {
+	t.Parallel()
+	plain := []string{"/login", "/login/", "/login//", "/LOGIN", "/Login/", "//localhost/login", "//x/login/", "///x/login",
+		"/%ef%bd%8cogin", "/logi%e2%80%8bn", "/log%c4%b1n", "/login%c2%a0", "/login%e3%80%80/"}
+	none := []string{"/", "/x", "/login2", "//x", "//x/y", "/login/x", "/caf%c3%a9", "/%e4%b8%ad%e6%96%87", "//api/x/"}
+	for _, match := range []string{
+		"path /login", "path_regexp ^/login$", "expression path('/login')", "expression `{path} == '/login'`", "vars {path} /login",
+	} {
+		concerned(t, match, plain, none)
+	}
+	concerned(t, "path /login/*", append([]string{"/login/", "/login/x", "/login/x/"}, plain...), []string{"/", "/x", "/login2"})
+	concerned(t, "path /api/login/", []string{"/api/login/", "/api/login", "/API/login", "//api/api/login"}, []string{"/login", "/api/loginx"})
+	concerned(t, "not path /static/*", []string{"/login", "//static/login", "///static/login", "//static/x/login", "//static", "/static"},
+		[]string{"/static/", "/static/a", "/STATIC/A", "/static//a", "//static/static/a"})
+	concerned(t, "not path_regexp ^/static/", []string{"/login", "//static/login", "/STATIC/x"}, []string{"/static/a"})
+}
+
+// A path that a header field names to the upstream concerns its tiers, and a method that a field or a parameter names.
+func TestFieldsThatNameAnotherRequestConcernItsTiers(t *testing.T) {
+	t.Parallel()
+	for _, match := range []string{"path /login", "path_regexp ^/login", "{\n path /login\n method GET\n }", "not path /static/*"} {
+		e := matched(t, match)
+		require.Equal(t, 1, e.served(1, request{url: "http://localhost/login"}))
+		for _, field := range []string{"X-Original-URL", "X-Rewrite-URL"} {
+			q := request{url: "http://localhost/static/x"}
+			assert.Equal(t, 1, e.served(1, q))
+			assert.Equal(t, 0, e.served(1, q.with(field, "/login")), "%s by %s", match, field)
+			assert.Equal(t, 0, e.served(1, q.with(field, "http://h/Login/?x=1")), "%s by %s", match, field)
+			assert.Equal(t, 1, e.served(1, q.with(field, "/static/x")), "%s by %s", match, field)
+		}
+	}
+	for _, match := range []string{"method DELETE", "not method POST", "expression method('DELETE')", "{\n path /\n method DELETE\n }"} {
+		e := matched(t, match)
+		require.Equal(t, 1, e.served(1, request{method: "DELETE"}))
+		q := request{method: "POST"}
+		assert.Equal(t, 1, e.served(1, q))
+		for _, field := range []string{"X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override", "X-HTTP-Verb"} {
+			assert.Equal(t, 0, e.served(1, q.with(field, "DELETE")), "%s by %s", match, field)
+		}
+		for _, query := range []string{"?_method=DELETE", "?a=b&%5Fmethod=delete", "?a;_method=DELETE"} {
+			assert.Equal(t, 0, e.served(1, request{method: "POST", url: "http://localhost/" + query}), "%s by %s", match, query)
+		}
+		assert.Equal(t, 1, e.served(1, request{method: "POST", url: "http://localhost/?method=DELETE&paymethod=x"}), match)
+	}
+}
+
+// What a matcher has read of a request leaves the request as it was, for the tiers behind and the upstream.
+func TestReadingsLeaveTheRequestAsItWas(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	tiered_limit readings-leave {
+		tier login 100/h {
+			key all
+			match path /nothing
+		}
+		tier exact 100/h {
+			key {http.request.uri.path}
+			match path_regexp ^//X/
+		}
+	}
+	respond "{http.request.method} {http.request.uri} {http.request.uri.path}"
+}`)
+	for _, target := range []string{"//X/Y/", "/X%2fy?Z=1", "/L%c3%89/"} {
+		assert.True(t, strings.HasPrefix(e.send(request{method: "pOST", url: "http://localhost" + target}).Body.String(), "pOST "+target+" "), target)
+	}
+}
+
+// A tier that counts by what a path expression has found in a path counts a path that may mean another together with all
+// such: neither by what it has found there, nor not at all.
+func TestKeysOutOfAmbiguousPathsAreUncertain(t *testing.T) {
+	t.Parallel()
+	e := newEdge(t, `
+:8080 {
+	tiered_limit captured-keys {
+		tier user 1/h {
+			key {http.regexp.user.1}
+			match path_regexp user ^/users/([0-9]+)
+		}
+	}
+	respond ok
+}`)
+	at := func(path string) request { return request{url: "http://localhost" + path} }
+	assert.Equal(t, 1, e.served(2, at("/users/7")))
+	assert.Equal(t, 1, e.served(1, at("/users/8/")))
+	assert.Equal(t, 0, e.served(1, at("/USERS/8")))
+	served := e.served(1, at("/users/1/..;/7"))
+	for n := range 5 {
+		served += e.served(1, at(fmt.Sprintf("/users/%d/..;/7", n+10)))
+		served += e.served(1, at(fmt.Sprintf("/x/%d/..%%2f..%%2fusers/7", n)))
+	}
+	assert.Equal(t, 1, served)
+	assert.Equal(t, 11.0, e.metric(`uncertain_total{stack="captured-keys",tier="user"}`))
 }
 
 // Other matchers of a set are asked as ever, and tiers that do not look at the path do not look at it.

@@ -3,7 +3,10 @@ package tieredlimit
 import (
 	"net/http"
 	"strings"
+	"unicode"
 	"unicode/utf8"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // sentPath is the path of a request in the very spelling that an upstream receives: as the caller sent it, or as uri,
@@ -21,6 +24,66 @@ func sentPath(r *http.Request) string {
 	}
 	path, _, _ := strings.Cut(target, "?")
 	return path
+}
+
+// ambiguousBefore reports whether a path was ambiguous before uri, rewrite and the like have changed it. Some upstreams
+// are told of that one too.
+func ambiguousBefore(r *http.Request) bool {
+	before, known := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request)
+	return known && before.RequestURI != r.RequestURI && before.URL != nil && ambiguousPath(sentPath(&before))
+}
+
+// pathFields are header fields out of which some frameworks take the path of a request, by their canonical names.
+var pathFields = [...]string{"X-Original-Url", "X-Rewrite-Url"}
+
+// behindAuthority is what is left of a path that begins with two slashes, where an upstream reads it as a reference with a
+// host in front (RFC 3986 section 4.2).
+func behindAuthority(path string) (string, bool) {
+	rest := strings.TrimLeft(path, "/")
+	if !strings.HasPrefix(path, "//") {
+		return "", false
+	}
+	slash := strings.IndexByte(rest, '/')
+	if slash < 0 {
+		return "/", true
+	}
+	return rest[slash:], true
+}
+
+// plainPath is a path, decoded, in lower case and without slashes at its end, with letters in place of those that
+// upstreams which are lenient about characters or case take for them.
+func plainPath(path string) string {
+	plain := true
+	for i := range len(path) {
+		if c := path[i]; c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' {
+			plain = false
+			break
+		}
+	}
+	if !plain {
+		path = strings.ToLower(strings.Map(plainLetter, path))
+	}
+	if trimmed := strings.TrimRight(path, "/"); trimmed != "" {
+		return trimmed
+	}
+	return path
+}
+
+// plainLetter is the letter of ASCII that a character may be taken for, or -1 for one that is often dropped.
+func plainLetter(c rune) rune {
+	switch {
+	case c < utf8.RuneSelf:
+		return c
+	case '\uff01' <= c && c <= '\uff5e':
+		return c - '\uff01' + '!' // full-width
+	case c == '\u0130' || c == '\u0131':
+		return 'i' // with a dot and without one
+	case c == '\u017f':
+		return 's' // the long one
+	case unicode.IsSpace(c) || unicode.Is(unicode.Cf, c):
+		return -1
+	}
+	return c
 }
 
 // ambiguousPath reports whether a path as sent could mean another one to some upstream: it holds a dot segment, a

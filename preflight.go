@@ -17,7 +17,7 @@ func isPreflight(r *http.Request) bool {
 			return false
 		}
 	}
-	return !overridesMethod(r.URL.RawQuery) && !hasBody(r) // last, since it may wait
+	return !overridesMethod(r) && !hasBody(r) // last, since it may wait
 }
 
 // hasField reports whether a field is there once, with a value.
@@ -73,8 +73,21 @@ var preflightPrefixes = []string{
 	"X-Envoy-", "X-Datadog-", "X-Vercel-", "X-Nf-", "X-Akamai-", "Akamai-", "X-Appengine-", "X-Railway-",
 }
 
-// overridesMethod reports whether a query has a parameter by which frameworks take another method from a request.
-func overridesMethod(query string) bool {
+// methodFields are header fields out of which frameworks take the method of a request, by their canonical names.
+var methodFields = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "X-Http-Verb"}
+
+// overridesMethod reports whether a request has a field or a parameter out of which frameworks take its method.
+func overridesMethod(r *http.Request) bool {
+	for _, field := range methodFields {
+		if _, there := r.Header[field]; there {
+			return true
+		}
+	}
+	return namesMethod(r.URL.RawQuery)
+}
+
+// namesMethod reports whether a query has a parameter out of which frameworks take the method of a request.
+func namesMethod(query string) bool {
 	for query != "" {
 		var pair string
 		if end := strings.IndexAny(query, "&;"); end >= 0 {
@@ -83,6 +96,9 @@ func overridesMethod(query string) bool {
 			pair, query = query, ""
 		}
 		key, _, _ := strings.Cut(pair, "=")
+		if len(key) < len("_method") {
+			continue
+		}
 		for _, name := range [...]string{"_method", "_httpmethod", "$httpmethod", "x-http-method-override", "x-http-method",
 			"x-method-override", "x-http-verb", "http_method"} {
 			if couldBeName(key, name, true) {
