@@ -315,6 +315,26 @@ func plainAddr(s string) (netip.Addr, bool) {
 	return plainCanonical(addr), true
 }
 
+// Every digit may begin an address, and every digit, letter and mark of RFC 7239 may stand in a port; none beside them may.
+func TestParseAddrCharacters(t *testing.T) {
+	for c := range 256 {
+		char := string([]byte{byte(c)})
+		if strings.Contains(" \t:%", char) {
+			continue // they are notation
+		}
+		digit, hex := strings.Contains("0123456789", char), strings.Contains("0123456789abcdefABCDEF", char)
+		name := strings.Contains("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-", char)
+		for text, want := range map[string]bool{
+			char + "::1": hex, "2001:db8::" + char: hex, char + ".0.113.7": digit, "203.0.113." + char: digit,
+			"203.0.113.7:" + char: digit, "203.0.113.7:1" + char: digit, "[2001:db8::1]:" + char: digit,
+			"203.0.113.7:_" + char: name, "203.0.113.7:_a" + char: name, "2001:db8::1:_" + char: name, "2001:db8::1:1000" + char: digit,
+		} {
+			_, ok := NAT64(nil).ParseAddr(text)
+			assert.Equal(t, want, ok, "%q", text)
+		}
+	}
+}
+
 func FuzzParseAddr(f *testing.F) {
 	for _, s := range []string{"1.2.3.4:5", "[::1%x]:80", "::ffff:1.2.3.4", "[::1", "a:_b", "fe80::%", "\t::1 "} {
 		f.Add(s)
