@@ -226,8 +226,8 @@ func (m *tierMatch) otherwise(sets caddyhttp.MatcherSets, r *http.Request) (bool
 }
 
 // paths are what upstreams commonly take a path for, if that is not how Caddy's matchers see it: without the slash at
-// its end or with one, in lower case, without what looks like an authority in front, in plain letters, or as another field
-// of the request has it.
+// its end or with one, with single slashes, in lower case, without what looks like an authority in front, in plain letters,
+// or as another field of the request has it.
 func (m *tierMatch) paths(r *http.Request) []string {
 	var list []string
 	add := func(path string) {
@@ -244,6 +244,9 @@ func (m *tierMatch) paths(r *http.Request) []string {
 		}
 	}
 	add(r.URL.Path)
+	if strings.Contains(r.URL.Path, "//") {
+		add(caddyhttp.CleanPath(r.URL.Path, true))
+	}
 	if behind, found := behindAuthority(r.URL.Path); found {
 		add(behind)
 	}

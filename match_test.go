@@ -54,7 +54,7 @@ func TestAmbiguousPathsConcernTiersThatLookAtThePath(t *testing.T) {
 func TestOtherSpellingsOfAPathConcernItsTiers(t *testing.T) {
 	t.Parallel()
 	plain := []string{"/login", "/login/", "/login//", "/LOGIN", "/Login/", "//localhost/login", "//x/login/", "///x/login",
-		"/%ef%bd%8cogin", "/logi%e2%80%8bn", "/log%c4%b1n", "/login%c2%a0", "/login%e3%80%80/"}
+		"/%ef%bd%8cogin", "/logi%e2%80%8bn", "/log%c4%b1n", "/login%c2%a0", "/login%e3%80%80/", "//l%6fgin%c2%85", "//login", "/login%c2%9f"}
 	none := []string{"/", "/x", "/login2", "//x", "//x/y", "/login/x", "/caf%c3%a9", "/%e4%b8%ad%e6%96%87", "//api/x/"}
 	for _, match := range []string{
 		"path /login", "path_regexp ^/login$", "expression path('/login')", "expression `{path} == '/login'`", "vars {path} /login",

@@ -80,7 +80,7 @@ func plainLetter(c rune) rune {
 		return 'i' // with a dot and without one
 	case c == '\u017f':
 		return 's' // the long one
-	case unicode.IsSpace(c) || unicode.Is(unicode.Cf, c):
+	case unicode.IsSpace(c) || unicode.IsControl(c) || unicode.Is(unicode.Cf, c):
 		return -1
 	}
 	return c
