@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tieredlimit/caddy-tieredlimit/internal/redistest"
@@ -207,4 +208,39 @@ func BenchmarkTake(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkGuard compares decisions over a guarded connection with those over a bare one, by 64 callers, in rounds that take
+// turns.
+func BenchmarkGuard(b *testing.B) {
+	server := redistest.Start(b)
+	spec := stackOf(plainTier("ip", 1<<30, day), plainTier("user", 1<<30, day),
+		store.TierSpec{Name: "global", Limits: []store.Limit{{Count: 1 << 30, Window: day}}, Single: true})
+	guarded, bare := replica(b, spec, on(server)), replica(b, spec, on(server))
+	connect(b, guarded)
+	plain, err := rueidis.NewClient(bare.link.setup.option)
+	require.NoError(b, err)
+	bare.link.client.Store(&plain)
+	who := identities(benchClients)
+	decide := func(c *counters) func(int) {
+		return func(n int) {
+			claims := [3]store.Claim{{Tier: 0, Identity: who[n%benchClients]}, {Tier: 1, Identity: who[n%benchClients]},
+				{Tier: 2, Identity: []byte("all")}}
+			var into [3]store.State
+			if _, err := c.Take(context.Background(), time.Now(), claims[:], into[:]); err != nil {
+				b.Error(err)
+			}
+		}
+	}
+	const ops = 40_000
+	var ratios []float64
+	for range 21 {
+		with, without := testRate(64, ops, decide(guarded)), testRate(64, ops, decide(bare))
+		ratios = append(ratios, with/without)
+	}
+	slices.Sort(ratios)
+	for b.Loop() {
+	}
+	b.ReportMetric(ratios[len(ratios)/2], "of-bare")
+	b.ReportMetric(ratios[len(ratios)/4], "of-bare-lower-quartile")
 }

@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -128,11 +127,31 @@ func (l *link) run(ctx context.Context, s script, keys []string, arg string) (ru
 		return rueidis.RedisResult{}, errRedisOverload
 	}
 	if l.setup.mode == modeSingle {
-		result := s.run(ctx, client, keys, arg)
-		<-l.turns
-		return result, result.Error()
+		return l.runHere(ctx, client, s, keys, arg)
 	}
 	return l.runApart(ctx, client, s, keys, arg)
+}
+
+// runHere runs a script and gives back the turn, whatever becomes of it.
+func (l *link) runHere(ctx context.Context, client rueidis.Client, s script, keys []string, arg string) (
+	result rueidis.RedisResult, err error,
+) {
+	defer func() {
+		<-l.turns
+		if cause := recover(); cause != nil {
+			err = &brokenError{cause: cause}
+			l.discard(client)
+		}
+	}()
+	result = s.run(ctx, client, keys, arg)
+	return result, result.Error()
+}
+
+// discard lets go of a client that is of no use any more.
+func (l *link) discard(client rueidis.Client) {
+	if known := l.client.Load(); known != nil && *known == client && l.client.CompareAndSwap(known, nil) {
+		go client.Close()
+	}
 }
 
 // runApart is run for clients that look for another server when theirs is lost: a command may have to wait for that,
@@ -146,11 +165,8 @@ func (l *link) runApart(ctx context.Context, client rueidis.Client, s script, ke
 	}
 	answer := make(chan outcome, 1)
 	go func() {
-		defer func() { <-l.turns }()
 		var o outcome
-		if o.err = shielded(func() { o.result = s.run(ctx, client, keys, arg) }); o.err == nil {
-			o.err = o.result.Error()
-		}
+		o.result, o.err = l.runHere(ctx, client, s, keys, arg)
 		answer <- o
 	}()
 	select {
@@ -159,18 +175,6 @@ func (l *link) runApart(ctx context.Context, client rueidis.Client, s script, ke
 	case <-ctx.Done():
 		return rueidis.RedisResult{}, ctx.Err()
 	}
-}
-
-// shielded calls a function of the client's, which takes what sentinels and clusters say of themselves for well-formed,
-// and panics if it is not.
-func shielded(call func()) (err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = fmt.Errorf("the server's answer cannot be understood: %v", cause)
-		}
-	}()
-	call()
-	return nil
 }
 
 // ready returns the client, and waits for it up to the deadline if there is none yet.
@@ -209,7 +213,7 @@ func (l *link) dial() (*dialing, error) {
 	d := &dialing{done: make(chan struct{})}
 	l.dialing = d
 	go func() {
-		client, err := l.connect()
+		client, err := newClient(l.setup)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		d.err = err
@@ -220,19 +224,6 @@ func (l *link) dial() (*dialing, error) {
 		close(d.done)
 	}()
 	return d, nil
-}
-
-// connect makes a new client, which connects at once.
-func (l *link) connect() (rueidis.Client, error) {
-	var client rueidis.Client
-	var err error
-	if failure := shielded(func() { client, err = rueidis.NewClient(l.setup.option) }); failure != nil {
-		return nil, failure
-	}
-	if err != nil && client != nil {
-		client.Close()
-	}
-	return client, err
 }
 
 // install replaces the client. The mutex must be held.

@@ -68,7 +68,7 @@ func (l *link) probe(ctx context.Context, prefix string) error {
 	if err == nil || !demoted(err) || l.setup.mode != modeSingle {
 		return err
 	}
-	client, err := l.connect()
+	client, err := newClient(l.setup)
 	if err != nil {
 		return &dialError{err: err}
 	}
