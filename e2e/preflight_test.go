@@ -54,16 +54,7 @@ func TestBrowserAsksForFreeOverEveryProtocol(t *testing.T) {
 		t.Run(p.proto, func(t *testing.T) {
 			port := ports.Free(t)
 			findings := make(chan []finding, 1)
-			address := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
-				if r.Method == http.MethodPost {
-					var list []finding
-					assert.NoError(t, json.NewDecoder(r.Body).Decode(&list))
-					findings <- list
-					return
-				}
-				w.Header().Set("Content-Type", "text/html")
-				_, _ = fmt.Fprintf(w, askingPage, fmt.Sprintf("https://localhost:%d", port), 8)
-			})
+			address := serveFindings(t, fmt.Sprintf(askingPage, fmt.Sprintf("https://localhost:%d", port), 8), findings)
 			c := startCaddy(t, askedSite(port, p.protocols, certFile, keyFile, "http://"+address))
 			flag := "--disable-quic"
 			if p.proto == "HTTP/3.0" {
@@ -87,6 +78,21 @@ func TestBrowserAsksForFreeOverEveryProtocol(t *testing.T) {
 			}
 		})
 	}
+}
+
+// serveFindings serves a page and takes its findings. It returns its address.
+func serveFindings(t *testing.T, page string, findings chan<- []finding) string {
+	t.Helper()
+	return newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			var list []finding
+			assert.NoError(t, json.NewDecoder(r.Body).Decode(&list))
+			findings <- list
+			return
+		}
+		w.Header().Set("Content-Type", "text/html")
+		_, _ = io.WriteString(w, page)
+	})
 }
 
 // askedSite is an API that allows an origin to read it, and tells an OPTIONS request how long its body was.
