@@ -399,12 +399,14 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 		return p.noBlock("key")
 	case "match":
 		return p.parseMatch(t)
+	case "match_mode":
+		return p.parseWord(&t.MatchMode, "careful", "literal")
 	case "charge":
 		return p.parseWord(&t.Charge, "served", "checked")
 	case "dry_run":
 		return p.parseDryRun(&t.DryRun, &t.DryRunHeader)
 	}
-	return p.Errf("unknown word %q in tier %q; expected key, match, charge or dry_run", word, t.Name)
+	return p.Errf("unknown word %q in tier %q; expected key, match, match_mode, charge or dry_run", word, t.Name)
 }
 
 // parseMatch reads a named matcher, a path, a matcher on the line, or a block of matchers.

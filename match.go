@@ -35,10 +35,11 @@ func (f facet) String() string {
 // tierMatch says which requests a tier concerns. A tier is there to limit, so where a matcher cannot tell what a request
 // means to the upstream, the tier concerns it: what is not certain matches, also inside not.
 type tierMatch struct {
-	sets   caddyhttp.MatcherSets
-	looks  facet    // at what some matcher looks
-	params []string // the parameters that query matchers name
-	bare   []string // paths that patterns name with a slash behind them
+	sets    caddyhttp.MatcherSets
+	literal bool     // they decide as they are
+	looks   facet    // at what some matcher looks
+	params  []string // the parameters that query matchers name
+	bare    []string // paths that patterns name with a slash behind them
 
 	// certain are the sets without the matchers that look at what is not certain, by facets.
 	certain [facets + 1]caddyhttp.MatcherSets
@@ -46,7 +47,7 @@ type tierMatch struct {
 
 // compileMatch loads the matchers of a tier.
 func compileMatch(ctx caddy.Context, t *Tier) (tierMatch, error) {
-	var m tierMatch
+	m := tierMatch{literal: t.MatchMode == "literal"}
 	if len(t.MatcherSetsRaw) == 0 {
 		return m, nil
 	}
@@ -155,6 +156,9 @@ func studyText(name, text string) facet {
 
 // doubts are the parts of a request that the matchers look at and that upstreams may read otherwise.
 func (m *tierMatch) doubts(r *http.Request) facet {
+	if m.literal {
+		return 0
+	}
 	var doubts facet
 	if m.looks&facetPath != 0 && (ambiguousPath(sentPath(r)) || ambiguousBefore(r)) {
 		doubts |= facetPath
@@ -190,7 +194,7 @@ func (m *tierMatch) concerns(r *http.Request) (bool, error) {
 	}
 	sets := m.certain[m.doubts(r)]
 	concerned, err := sets.AnyMatchWithError(r)
-	if concerned || err != nil {
+	if concerned || err != nil || m.literal {
 		return concerned, err
 	}
 	return m.otherwise(sets, r)

@@ -54,8 +54,8 @@ func TestAmbiguousPathsConcernTiersThatLookAtThePath(t *testing.T) {
 func TestOtherSpellingsOfAPathConcernItsTiers(t *testing.T) {
 	t.Parallel()
 	plain := []string{"/login", "/login/", "/login//", "/LOGIN", "/Login/", "//localhost/login", "//x/login/", "///x/login",
-		"/%ef%bd%8cogin", "/logi%e2%80%8bn", "/log%c4%b1n", "/login%c2%a0", "/login%e3%80%80/", "//l%6fgin%c2%85", "//login", "/login%c2%9f"}
-	none := []string{"/", "/x", "/login2", "//x", "//x/y", "/login/x", "/caf%c3%a9", "/%e4%b8%ad%e6%96%87", "//api/x/"}
+		"/%ef%bd%8cogin", "/logi%e2%80%8bn", "/log%c4%b1n", "/login%c2%a0", "/login%e3%80%80/", "//l%6fgin%c2%85", "//login", "/login%c2%9f", "/login+", "/+login+/"}
+	none := []string{"/", "/x", "/login2", "//x", "//x/y", "/login/x", "/caf%c3%a9", "/%e4%b8%ad%e6%96%87", "//api/x/", "/c++"}
 	for _, match := range []string{
 		"path /login", "path_regexp ^/login$", "expression path('/login')", "expression `{path} == '/login'`", "vars {path} /login",
 	} {
@@ -94,6 +94,20 @@ func TestFieldsThatNameAnotherRequestConcernItsTiers(t *testing.T) {
 			assert.Equal(t, 0, e.served(1, request{method: "POST", url: "http://localhost/" + query}), "%s by %s", match, query)
 		}
 		assert.Equal(t, 1, e.served(1, request{method: "POST", url: "http://localhost/?method=DELETE&paymethod=x"}), match)
+	}
+}
+
+// With match_mode literal, Caddy's matchers decide as they are.
+func TestMatchModeLiteral(t *testing.T) {
+	t.Parallel()
+	for mode, want := range map[string]int{"literal": 3, "careful": 0} {
+		e := matched(t, "path /login\n match_mode "+mode)
+		require.Equal(t, 1, e.served(2, request{url: "http://localhost/login"}))
+		assert.Equal(t, want, e.served(3, request{url: "http://localhost/@scope%2fname"}), mode)
+		assert.Equal(t, want, e.served(3, request{url: "http://localhost/login/"}), mode)
+		e = matched(t, "not method GET\n match_mode "+mode)
+		require.Equal(t, 1, e.served(1, request{method: "POST"}))
+		assert.Equal(t, want, e.served(3, request{}.with("X-HTTP-Method-Override", "POST")), mode)
 	}
 }
 

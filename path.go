@@ -55,19 +55,23 @@ func behindAuthority(path string) (string, bool) {
 func plainPath(path string) string {
 	plain := true
 	for i := range len(path) {
-		if c := path[i]; c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' {
+		if c := path[i]; c >= utf8.RuneSelf || 'A' <= c && c <= 'Z' || c == '+' {
 			plain = false
 			break
 		}
 	}
 	if !plain {
 		path = strings.ToLower(strings.Map(plainLetter, path))
+		path = plusAtEnds.Replace(path) // blanks to those who take a path for a query
+		path = strings.TrimRight(path, "+")
 	}
 	if trimmed := strings.TrimRight(path, "/"); trimmed != "" {
 		return trimmed
 	}
 	return path
 }
+
+var plusAtEnds = strings.NewReplacer("/+", "/", "+/", "/")
 
 // plainLetter is the letter of ASCII that a character may be taken for, or -1 for one that is often dropped.
 func plainLetter(c rune) rune {

@@ -35,6 +35,10 @@ type Tier struct {
 	// The requests that the tier concerns. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
+	// How `match` is taken: `careful`, so that what upstreams may read otherwise than Caddy does matches, or `literal`.
+	// Default: `careful`.
+	MatchMode string `json:"match_mode,omitempty"`
+
 	// When the tier is charged: `served` or `checked`. Default: the stack's.
 	Charge string `json:"charge,omitempty"`
 
@@ -198,6 +202,11 @@ func (t *Tier) check() error {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 	}
+	if t.MatchMode != "" {
+		if err := oneOf("match_mode", t.MatchMode, "careful", "literal"); err != nil {
+			return fmt.Errorf("tier %q: %w", t.Name, err)
+		}
+	}
 	if t.DryRunHeader && !t.DryRun {
 		return fmt.Errorf("tier %q: %w", t.Name, errDryRunHeader)
 	}
@@ -319,6 +328,8 @@ func sameTier(a, b *tierDefinition) string {
 		return "key"
 	case a.match != b.match:
 		return "match"
+	case a.literal != b.literal:
+		return "match_mode"
 	case a.charge != b.charge:
 		return "charge"
 	case a.dryRun != b.dryRun || a.dryRunHeader != b.dryRunHeader:
@@ -334,7 +345,7 @@ func sameTier(a, b *tierDefinition) string {
 // tierDefinition is everything in which a tier must agree wherever its name appears in a named stack.
 type tierDefinition struct {
 	limits, keys, match, charge, store string
-	dryRun, dryRunHeader               bool
+	dryRun, dryRunHeader, literal      bool
 	prefixes                           clientip.Prefixes
 }
 
@@ -343,6 +354,9 @@ func (t *Tier) definition(h *Handler) *tierDefinition {
 		limits: jsonText(t.Limits),
 		keys:   jsonText(t.keyLines()),
 		match:  h.matchText[t.Name],
+
+		literal: t.MatchMode == "literal",
+
 		charge: t.effectiveCharge(h.Charge),
 		dryRun: t.DryRun,
 
