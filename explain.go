@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -227,7 +228,7 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 	rec := newRecord(h, r)
 	out, err := h.uncounted(rec)
 	if err == nil && out == outcomeServed {
-		out, err = rec.foresee(ctx, e)
+		out, err = rec.foresee(e)
 	}
 	if err != nil {
 		e.Error = err.Error()
@@ -244,24 +245,19 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 	return e, nil
 }
 
-// foresee is decide without charging.
-func (rec *record) foresee(ctx context.Context, e *explanation) (outcome, error) {
-	h, now := rec.h, rec.h.now()
+// foresee decides without charging.
+func (rec *record) foresee(e *explanation) (outcome, error) {
 	sc := new(scratch)
-	if err := rec.claim(sc); err != nil {
-		return outcomeTooEarly, err
+	decision, out, err := rec.evaluate(sc, rec.h.now(), rec.h.peek, 0)
+	if err == nil {
+		rec.view(sc, decision, e)
 	}
-	decision := Decision{RefusedBy: -1, Now: now}
-	if len(sc.claims) > 0 {
-		var err error
-		if decision, err = h.counters.Peek(ctx, now, sc.claims, sc.states); err != nil {
-			return outcomeStoreError, err
-		}
-	}
-	rec.verdict.now = decision.Now.UnixMilli()
-	out := rec.read(sc, decision, now)
-	rec.view(sc, decision, e)
-	return out, nil
+	return out, err
+}
+
+// peek asks the store what it would decide, and charges nothing.
+func (h *Handler) peek(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
+	return h.counters.Peek(ctx, now, sc.claims, sc.states)
 }
 
 // view describes what each tier would say.

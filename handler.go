@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"net/http"
 	"time"
@@ -87,31 +88,38 @@ func (rec *record) pass(w http.ResponseWriter, next caddyhttp.Handler, out outco
 	return next.ServeHTTP(w, rec.r)
 }
 
-// decide makes the claims of the tiers that apply and puts them to the store.
+// decide decides a request that is to be served or refused.
 func (rec *record) decide(now time.Time) (outcome, error) {
-	h := rec.h
 	sc := scratchPool.Get().(*scratch)
 	defer sc.release()
-	if err := rec.claim(sc); err != nil {
-		return outcomeTooEarly, err
+	_, out, err := rec.evaluate(sc, now, rec.h.take, 0)
+	return out, err
+}
+
+// asker puts the claims of a decision to a store, and charges or does not.
+type asker func(ctx context.Context, now time.Time, sc *scratch) (Decision, error)
+
+// evaluate decides a request at a time. It makes the claims of the tiers that concern it, but for a set of tiers that are
+// left out, puts them to a store and reads the answer. Whoever serves, explains or replays a request decides by this.
+func (rec *record) evaluate(sc *scratch, now time.Time, ask asker, leftOut uint64) (Decision, outcome, error) {
+	decision := Decision{RefusedBy: -1, Now: now}
+	if err := rec.claim(sc, leftOut); err != nil {
+		return decision, outcomeTooEarly, err
 	}
 	rec.verdict.now = now.UnixMilli()
 	if len(sc.claims) == 0 {
-		return outcomeServed, nil
+		return decision, outcomeServed, nil
 	}
-	decision, err := h.take(rec.r.Context(), now, sc)
+	decision, err := ask(rec.r.Context(), now, sc)
 	if err != nil {
-		return outcomeStoreError, err
-	}
-	if decision.Without != "" {
-		h.storeMeter.failed(decision.Without)
+		return decision, outcomeStoreError, err
 	}
 	rec.verdict.now = decision.Now.UnixMilli()
 	rec.settled = rec.judged
-	if h.DryRun && decision.RefusedBy >= 0 {
+	if rec.h.DryRun && decision.RefusedBy >= 0 {
 		rec.settled = rec.charged(sc, decision.RefusedBy)
 	}
-	return rec.read(sc, decision, now), nil
+	return decision, rec.read(sc, decision, now), nil
 }
 
 // charged are the tiers that were charged although one behind them refused. After a dry stack has let such a request
@@ -130,10 +138,13 @@ func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
 }
 
 // claim collects one claim for each tier that concerns the request and can tell whom to count. A dry tier that cannot
-// be asked, since its matcher fails or the source is not proven, is left out.
-func (rec *record) claim(sc *scratch) error {
+// be asked, since its matcher fails or the source is not proven, is left out, and so are those of a set.
+func (rec *record) claim(sc *scratch, leftOut uint64) error {
 	limits := 0
 	for _, t := range rec.h.tiers {
+		if leftOut&(1<<t.index) != 0 {
+			continue
+		}
 		concerned, err := t.match.concerns(rec.r)
 		if err != nil && !t.spec.DryRun {
 			return err

@@ -1,7 +1,9 @@
 package tieredlimit
 
 import (
+	"context"
 	"slices"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
@@ -11,12 +13,11 @@ import (
 // rehearsal judges recorded requests by one handler, at the times recorded, and serves none of them. It serves one
 // goroutine.
 type rehearsal struct {
-	h      *Handler
-	rec    *record // of the last request
-	sc     scratch
-	deps   [][]string // header fields that each tier's keys read
-	skip   []int64    // what the tiers' meters had skipped before, or for another reason
-	before []int64    // what those of the hidden tiers had skipped before this request
+	h    *Handler
+	rec  *record // of the last request
+	sc   scratch
+	deps [][]string // header fields that each tier's keys read
+	skip []int64    // what the tiers' meters had skipped before
 }
 
 // newRehearsal returns what judges requests as the handler does, and whether the handler is one of this module's.
@@ -125,51 +126,42 @@ func (s *rehearsal) begin(q *replay.Query) *record {
 	return rec
 }
 
-// decide puts the claims of the tiers to the store, but for tiers whose keys the log does not tell.
+// decide decides the request, but leaves out tiers whose keys the log does not tell.
 func (s *rehearsal) decide(q *replay.Query, v *replay.Verdict) (outcome, error) {
-	sc, rec := &s.sc, s.rec
+	sc := &s.sc
 	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
-	if err := s.hide(q, v); err != nil {
-		return outcomeTooEarly, err
-	}
-	if err := rec.claim(sc); err != nil {
-		return outcomeTooEarly, err
-	}
-	if len(v.Hidden) > 0 {
-		sc.claims = slices.DeleteFunc(sc.claims, func(c Claim) bool { return slices.Contains(v.Hidden, c.Tier) })
-		for i, t := range v.Hidden {
-			s.skip[t] += s.h.tiers[t].meter.skipped.Load() - s.before[i] // it has a key, which is not known
-		}
-	}
-	rec.verdict.now = q.Now.UnixMilli()
-	if len(sc.claims) == 0 {
-		return outcomeServed, nil
-	}
-	decision, err := s.h.counters.Take(q.Request.Context(), q.Now, sc.claims, sc.states)
+	hidden, err := s.hide(q, v)
 	if err != nil {
-		return outcomeStoreError, err
+		return outcomeTooEarly, err
 	}
-	s.tell(decision, v)
-	return rec.read(sc, decision, q.Now), nil
+	decision, out, err := s.rec.evaluate(sc, q.Now, s.h.charge, hidden)
+	if err == nil && len(sc.claims) > 0 {
+		s.tell(decision, v)
+	}
+	return out, err
 }
 
-// hide lists the tiers that concern the request but whose keys are not known.
-func (s *rehearsal) hide(q *replay.Query, v *replay.Verdict) error {
-	s.before = s.before[:0]
+// charge asks the store to decide, and measures nothing.
+func (h *Handler) charge(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
+	return h.counters.Take(ctx, now, sc.claims, sc.states)
+}
+
+// hide lists the tiers that concern the request but whose keys are not known, also as a set.
+func (s *rehearsal) hide(q *replay.Query, v *replay.Verdict) (set uint64, err error) {
 	for i, t := range s.h.tiers {
 		if len(s.deps[i]) == 0 || !slices.ContainsFunc(s.deps[i], q.Hidden) {
 			continue
 		}
 		concerned, err := t.match.concerns(q.Request)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if concerned {
 			v.Hidden = append(v.Hidden, i)
-			s.before = append(s.before, t.meter.skipped.Load())
+			set |= 1 << i
 		}
 	}
-	return nil
+	return set, nil
 }
 
 // tell says which tiers were asked and which of their limits were exceeded.

@@ -130,12 +130,18 @@ func (h *Handler) closeStoreMeter() error {
 
 // take puts claims to the store. It measures how long that takes, at each decision or at a random sample of them.
 func (h *Handler) take(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
-	if h.sampling != 0 && rand.Uint32()&h.sampling != 0 {
-		return h.counters.Take(ctx, now, sc.claims, sc.states)
+	measured := h.sampling == 0 || rand.Uint32()&h.sampling == 0
+	var start time.Time
+	if measured {
+		start = time.Now()
 	}
-	start := time.Now()
 	decision, err := h.counters.Take(ctx, now, sc.claims, sc.states)
-	h.storeMeter.observe(time.Since(start))
+	if measured {
+		h.storeMeter.observe(time.Since(start))
+	}
+	if err == nil && decision.Without != "" {
+		h.storeMeter.failed(decision.Without)
+	}
 	return decision, err
 }
 
