@@ -287,6 +287,101 @@ var replayConfigs = map[string]string{
 			respond rest
 		}
 	}`,
+	"one stack met twice": `:8080 {
+		route {
+			tiered_limit twice {
+				%[1]s
+				tier ip 10/m
+				tier global 300/m
+			}
+			tiered_limit twice {
+				%[1]s
+				tier ip 10/m
+				tier path 4/m {
+					key {http.tiered_limit.client_ip} {path}
+				}
+			}
+			respond ok
+		}
+	}`,
+	"one stack met in a dry run first": `:8080 {
+		route {
+			tiered_limit rehearsed {
+				%[1]s
+				tier ip 10/m {
+					charge checked
+				}
+				tier global 100/m
+				dry_run
+			}
+			tiered_limit rehearsed {
+				%[1]s
+				tier ip 10/m {
+					charge checked
+				}
+				tier global 100/m
+			}
+			respond ok
+		}
+	}`,
+	"named routes around stacks": `&(answers) {
+		@static path /static/*
+		respond @static static
+	}
+	&(changes) {
+		uri strip_prefix /api
+		vars kind {method}
+		map {path} {place} {
+			/health sick
+			default elsewhere
+		}
+	}
+	&(nested) {
+		invoke changes
+		invoke answers
+	}
+	&(ends) {
+		@old path /old
+		redir @old /new
+	}
+	&(limits) {
+		tiered_limit inner {
+			%[1]s
+			tier ip 12/m
+			exempt /health
+		}
+		invoke ends
+		rewrite /x /rewritten
+	}
+	:8080 {
+		route {
+			invoke nested
+			invoke limits
+			tiered_limit outer {
+				%[1]s
+				tier place 3/m {
+					key {http.tiered_limit.client_ip} {place} {vars.kind} {path}
+				}
+				exempt /health
+			}
+			respond ok
+		}
+	}`,
+	"a named route met again and again": `&(limits) {
+		tiered_limit again {
+			%[1]s
+			tier ip 10/m
+		}
+	}
+	:8080 {
+		route {
+			invoke limits
+			invoke limits
+			@post method POST
+			invoke @post limits
+			respond ok
+		}
+	}`,
 	"a dry stack in front of another": `:8080 {
 		route {
 			tiered_limit first {

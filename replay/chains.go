@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // chainStudy collects what a log tells about the proxies in front of a server: for each peer, how many entries the
@@ -26,6 +28,8 @@ type headerStudy struct {
 	others   peerChains // of peers beyond maxPeers
 	places   [maxPlaces]distinct
 	samples  [maxPlaces][]string // the first different entries at each place
+
+	forwarded clientip.Forwarded
 }
 
 // peerChains are the chains that one peer sent.
@@ -96,25 +100,25 @@ func (s *headerStudy) add(peer string, lines []string) {
 		return
 	}
 	s.with++
-	p.lengths[min(s.places8(lines), len(p.lengths)-1)]++
+	p.lengths[min(s.walk(lines), len(p.lengths)-1)]++
 }
 
-// places8 walks the entries from the right, remembers who was at the first places, and returns how many there are.
-func (s *headerStudy) places8(lines []string) int {
-	n := 0
-	for _, line := range slices.Backward(lines) {
-		for more := true; more; n++ {
-			i := lastComma(line, s.header == "Forwarded")
-			entry := line[i+1:]
-			if more = i >= 0; more {
-				line = line[:i]
-			}
-			if n < maxPlaces {
-				s.remember(n, entry)
-			}
-		}
+// walk goes through the entries from the right, remembers who was at the first places, and returns how many there are. Of
+// a chain that no handler would use it remembers nobody.
+func (s *headerStudy) walk(lines []string) int {
+	chain, ok := s.forwarded.Open(s.header, lines)
+	if !ok {
+		chain, _ = s.forwarded.Open("", lines)
+		return chain.Len()
 	}
-	return n
+	for place := range maxPlaces {
+		entry, more := chain.Next()
+		if !more {
+			return place
+		}
+		s.remember(place, entry)
+	}
+	return maxPlaces + chain.Len()
 }
 
 func (s *headerStudy) remember(place int, entry string) {
@@ -159,32 +163,12 @@ func (d *distinct) add(hash uint64) bool {
 	}
 }
 
-// lastComma is the index of the last comma that is not inside quotes.
-func lastComma(line string, quoted bool) int {
-	if !quoted || strings.IndexByte(line, '"') < 0 {
-		return strings.LastIndexByte(line, ',')
-	}
-	inside := false
-	for i := len(line) - 1; i >= 0; i-- {
-		switch line[i] {
-		case '"':
-			inside = !inside
-		case ',':
-			if !inside {
-				return i
-			}
-		}
-	}
-	return -1
-}
-
 // entryHost is an entry without blanks and port, so that a client's connections are not told apart.
 func entryHost(entry string) string {
-	entry = strings.TrimSpace(entry)
-	if addr, err := netip.ParseAddrPort(entry); err == nil {
-		return addr.Addr().String()
+	if addr, ok := clientip.NAT64(nil).ParseAddr(entry); ok {
+		return addr.String()
 	}
-	return entry
+	return strings.TrimSpace(entry)
 }
 
 // host is the address of a peer, without its port.

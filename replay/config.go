@@ -96,6 +96,7 @@ var harmless = []string{
 type reduction struct {
 	named map[string]*rawRoute
 	using map[string]bool // named routes that hold a stack
+	ahead map[string]bool // named routes that are invoked where a stack may follow
 	notes []string
 }
 
@@ -113,7 +114,7 @@ func reduce(config []byte) (*rawConfig, []string, error) {
 		if server == nil {
 			return nil, nil, fmt.Errorf("server %q is null", name)
 		}
-		r := &reduction{named: server.NamedRoutes, using: make(map[string]bool)}
+		r := &reduction{named: server.NamedRoutes, using: make(map[string]bool), ahead: make(map[string]bool)}
 		r.findNamed()
 		var err error
 		if server.Routes, _, err = r.list(server.Routes, false); err != nil {
@@ -168,18 +169,25 @@ func (r *reduction) holds(raw json.RawMessage) bool {
 	return false
 }
 
-// reduceNamed reduces the named routes that hold a stack, and drops the others.
+// reduceNamed reduces the named routes that hold a stack or are invoked in front of one, and drops the others. Which
+// these are becomes known as they are reduced, since they may invoke each other.
 func (r *reduction) reduceNamed(server *rawServer) error {
-	for _, name := range slices.Sorted(maps.Keys(server.NamedRoutes)) {
-		if !r.using[name] {
-			delete(server.NamedRoutes, name)
-			continue
+	for known := -1; known < len(r.ahead); {
+		known = len(r.ahead)
+		server.NamedRoutes = make(map[string]*rawRoute)
+		for _, name := range slices.Sorted(maps.Keys(r.named)) {
+			if r.named[name] == nil || !r.using[name] && !r.ahead[name] {
+				continue
+			}
+			route, _, err := r.route(r.named[name], r.ahead[name])
+			if err != nil {
+				return fmt.Errorf("named route %q: %w", name, err)
+			}
+			if route == nil {
+				route = new(rawRoute) // of no consequence
+			}
+			server.NamedRoutes[name] = route
 		}
-		routes, _, err := r.list([]*rawRoute{server.NamedRoutes[name]}, false)
-		if err != nil {
-			return fmt.Errorf("named route %q: %w", name, err)
-		}
-		server.NamedRoutes[name] = routes[0]
 	}
 	return nil
 }
@@ -253,8 +261,13 @@ func (r *reduction) handler(raw json.RawMessage, needed bool) (*shapeStep, json.
 		kept, err := alone(raw)
 		return &shapeStep{kind: stepStack}, kept, err
 	case kind == stepInvoke:
-		if !r.using[h.Name] {
+		switch {
+		case !needed && !r.using[h.Name]:
 			return nil, nil, nil
+		case r.named[h.Name] == nil:
+			return &shapeStep{kind: stepEnd}, nil, nil // an error
+		case needed:
+			r.ahead[h.Name] = true
 		}
 		return &shapeStep{kind: stepInvoke, name: h.Name}, raw, nil
 	case kind == stepSubroute:

@@ -72,6 +72,24 @@ func TestNamedRoutesAreKeptIfTheyHoldAStack(t *testing.T) {
 		"b":{"handle":[`+limit+`]}},"routes":[{"handle":[{"handler":"invoke","name":"a"}]}]}`, string(left))
 }
 
+func TestNamedRoutesInFrontOfAStackAreKept(t *testing.T) {
+	const rewrite, answer = `{"handler":"rewrite","uri":"/x"}`, `{"handler":"static_response"}`
+	raw, _, err := reduce([]byte(`{"apps":{"http":{"servers":{"s":{"listen":[":80"],"named_routes":{
+		"changes":{"handle":[` + rewrite + `]},"through":{"handle":[{"handler":"invoke","name":"changes"},{"handler":"invoke","name":"answers"}]},
+		"answers":{"match":[{"path":["/a"]}],"handle":[` + answer + `]},"nothing":{"handle":[{"handler":"templates"}]},
+		"limits":{"handle":[` + limit + `,` + rewrite + `]},"last":{"handle":[` + limit + `,` + rewrite + `]},"behind":{"handle":[` + answer + `]}},
+		"routes":[{"handle":[{"handler":"invoke","name":"through"},{"handler":"invoke","name":"nothing"},{"handler":"invoke","name":"limits"},
+		{"handler":"invoke","name":"last"},{"handler":"invoke","name":"behind"}]}]}}}}}`))
+	require.NoError(t, err)
+	left, err := json.Marshal(raw.Apps.HTTP.Servers["s"].NamedRoutes)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"changes":{"handle":[`+rewrite+`]},
+		"through":{"handle":[{"handler":"invoke","name":"changes"},{"handler":"invoke","name":"answers"}]},
+		"answers":{"match":[{"path":["/a"]}]},"nothing":{},"limits":{"handle":[`+limit+`,`+rewrite+`]},"last":{"handle":[`+limit+`]}}`, string(left))
+	got, _ := reduced(t, `[{"handle":[{"handler":"invoke","name":"missing"},`+limit+`]}]`)
+	require.JSONEq(t, `[{"handle":[`+limit+`]}]`, got, "a route that is missing is an error, and ends the request")
+}
+
 func TestConfigsThatCannotBeReplayed(t *testing.T) {
 	for config, want := range map[string]string{
 		`{`: "reading the config", `{}`: "no tiered_limit handler", `{"apps":{"http":{"servers":{"s":null}}}}`: `server "s" is null`,

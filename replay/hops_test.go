@@ -196,17 +196,45 @@ func TestTheEntriesTakenForProxiesAreNamed(t *testing.T) {
 	require.Regexp(t, `your own proxies \(35[0-9., ]* and 57 more\)`, a.cure)
 }
 
-func TestForwardedIsStudiedToo(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(7, 8))
-	c := newChainStudy()
-	for range 1000 {
-		h := make(http.Header)
-		h.Set("Forwarded", fmt.Sprintf(`for="%s:1";by="a,b";proto=https, for=10.0.0.9`, clientAddr(rnd, 200)))
-		c.add("10.0.0.1:1", h)
+// Forwarded is read as handlers read it: with ports that change, brackets, quotes, escapes and several lines.
+func TestForwardedIsStudiedAsHandlersReadIt(t *testing.T) {
+	for name, chain := range map[string]func(client string, i int) []string{
+		"commas in quotes": func(client string, _ int) []string {
+			return []string{fmt.Sprintf(`for="%s:1";by="a,b";proto=https, for=10.0.0.9`, client)}
+		},
+		"a proxy's port that changes": func(client string, i int) []string {
+			return []string{fmt.Sprintf(`for=%s, for="10.0.0.2:%d"`, client, 1024+i)}
+		},
+		"IPv6 with a port that changes": func(client string, i int) []string {
+			return []string{fmt.Sprintf(`for=%s, for="[2001:db8::9]:%d"`, client, 1024+i)}
+		},
+		"a port that is a name": func(client string, i int) []string {
+			return []string{fmt.Sprintf(`for=%s, for="10.0.0.2:_p%d"`, client, i)}
+		},
+		"escapes that change": func(client string, i int) []string {
+			return []string{fmt.Sprintf(`for=%s;by="\"%d", for="10.0.0.%s2"`, client, i, []string{"", `\`}[i%2])}
+		},
+		"a parameter in front that changes": func(client string, i int) []string {
+			return []string{"for=" + client, fmt.Sprintf("by=_%d;FOR=10.0.0.2", i)}
+		},
+		"chains of no use now and then": func(client string, i int) []string {
+			if i%50 == 0 {
+				return []string{`for=9.9.9.9;x="`, "for=" + client + ", for=10.0.0.2"}
+			}
+			return []string{"for=" + client + ", for=10.0.0.2"}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(7, 8))
+			c := newChainStudy()
+			for i := range 600 {
+				c.add("10.0.0.1:1", http.Header{"Forwarded": chain(clientAddr(rnd, 200), i)})
+			}
+			a := c.advise()
+			require.Equal(t, 2, a.hops, a.reason)
+			require.Equal(t, "Forwarded", a.header)
+		})
 	}
-	a := c.advise()
-	require.Equal(t, 2, a.hops, a.reason)
-	require.Equal(t, "Forwarded", a.header)
 }
 
 // studyFields has requests of many clients studied that come with fields of a client's address and of a proxy's.

@@ -277,7 +277,9 @@ func (w *walk) step(s *planStep) (ended bool, err error) {
 		if w.depth++; w.depth > maxInvoked {
 			return true, fmt.Errorf("named routes invoke each other %d deep", maxInvoked)
 		}
-		return w.run([]*planRoute{w.site.named[s.named]})
+		ended, err = w.run([]*planRoute{w.site.named[s.named]})
+		w.depth--
+		return ended, err
 	case stepRun:
 		return w.pass(s.handler)
 	case stepAuth, stepUser:
