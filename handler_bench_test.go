@@ -90,6 +90,44 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
+// matchedTiers are three tiers, of which one has a matcher.
+const matchedTiers = `
+:8080 {
+	tiered_limit %s {
+		trusted_hops 1
+		exempt /health
+		tier ip 2000000000/h
+		tier some 2000000000/h {
+			key {http.request.header.X-User}
+			match %s
+		}
+		tier global 2000000000/h
+	}
+	respond ok
+}`
+
+// What it costs to find out which tiers a request concerns: /api/v1/users/12345, which is a plain path.
+func BenchmarkDecideWhichTiers(b *testing.B) {
+	for i, match := range []string{"path /login", "path /api/*", "not path /static/*", "path /static/*", "method POST", "path_regexp ^/login"} {
+		b.Run(match, func(b *testing.B) {
+			p := prepareHandler(b, newEdge(b, fmt.Sprintf(matchedTiers, fmt.Sprint("which-", i), match)), 1)
+			r := p.rewind(0)
+			r.URL.Path, r.RequestURI = "/api/v1/users/12345", "/api/v1/users/12345"
+			rec := newRecord(p.h, r)
+			b.ReportAllocs()
+			for b.Loop() {
+				rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
+				if out, err := p.h.uncounted(rec); err != nil || out != outcomeServed {
+					b.Fatal(out, err)
+				}
+				if _, err := rec.decide(time.Now()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkServeHTTP(b *testing.B) {
 	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
 	for _, clients := range []int{1, 100_000} {
