@@ -48,8 +48,8 @@ func (h *Handler) viewClient(r *http.Request) *clientView {
 	if peer.IsValid() {
 		v.Peer = peer.String()
 	}
-	c := t.Client(r)
-	v.showChain(t, r, c)
+	c, decided := t.Find(r)
+	v.showChain(r, t, c, decided)
 	if !t.Stated() {
 		v.Note = "it is not stated which proxies stand in front of the server, so no address is used"
 		return v
@@ -64,7 +64,7 @@ func (h *Handler) viewClient(r *http.Request) *clientView {
 		v.Note = "the chain is shorter than trusted_hops"
 	case c.Fallback == clientip.AllTrusted:
 		v.Note = "every entry is a trusted proxy"
-	case c.Fallback == clientip.BadEntry && c.Place == 0:
+	case c.Fallback == clientip.BadEntry && decided == 0:
 		v.Note = "the header does not follow RFC 7239, so none of it is used"
 	case t.Hops != 0 && t.Limited() && !t.Trusts(r, peer):
 		v.Note = "the peer is not a trusted proxy, so its header is not believed; if it is a proxy of yours, add it to trusted_proxies"
@@ -94,8 +94,8 @@ func (v *clientView) noteFallback(c clientip.Client) {
 	v.Note += "counted for the peer, since there is no chain at all"
 }
 
-// showChain lists the entries of the chain, and what was made of each.
-func (v *clientView) showChain(t *clientip.Topology, r *http.Request, c clientip.Client) {
+// showChain lists the entries of the chain, and what was made of each: one of them decided, by its place from the right, or none.
+func (v *clientView) showChain(r *http.Request, t *clientip.Topology, c clientip.Client, decided int) {
 	name, lines := t.Present(r)
 	v.Header = name
 	var f clientip.Forwarded
@@ -112,24 +112,24 @@ func (v *clientView) showChain(t *clientip.Topology, r *http.Request, c clientip
 		if !ok {
 			break
 		}
-		v.Chain = append(v.Chain, entryView{Entry: shortened(strings.Trim(entry, " \t")), Use: useOf(t, c, place)})
+		v.Chain = append(v.Chain, entryView{Entry: shortened(strings.Trim(entry, " \t")), Use: useOf(t, c, place, decided)})
 	}
 	slices.Reverse(v.Chain)
 	v.Omitted = chain.Len()
 }
 
-// useOf says what was made of an entry of the chain, by its place from the right.
-func useOf(t *clientip.Topology, c clientip.Client, place int) string {
+// useOf says what was made of an entry of the chain, by its place from the right and that of the entry that decided.
+func useOf(t *clientip.Topology, c clientip.Client, place, decided int) string {
 	passed := useTrusted
 	if t.Hops > 0 {
 		passed = useHop
 	}
 	switch {
-	case c.Place == 0 && !c.Apart:
+	case decided == 0 && !c.Apart:
 		return useIgnored // the whole chain is
-	case place < c.Place || c.Place == 0 && place <= clientip.MaxHops:
+	case place < decided || decided == 0 && place <= clientip.MaxHops:
 		return passed
-	case place > c.Place:
+	case place > decided:
 		return useUnread
 	case c.Fallback == clientip.BadEntry:
 		return useBad

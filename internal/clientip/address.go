@@ -56,6 +56,9 @@ func (n NAT64) ParseAddr(s string) (netip.Addr, bool) {
 	if err != nil || zoned && addr.Is4() {
 		return netip.Addr{}, false
 	}
+	if addr = addr.Unmap(); addr.Is4() {
+		return addr, true // as nearly all are, and without a call
+	}
 	return n.Canonical(addr), true
 }
 
@@ -72,12 +75,14 @@ func hostText(s string) (string, bool) {
 		host, rest := s[1:end], s[end+1:]
 		return host, rest == "" || rest[0] == ':' && isPort(rest[1:])
 	}
-	switch first, last := strings.IndexByte(s, ':'), strings.LastIndexByte(s, ':'); {
-	case first < 0:
+	first := strings.IndexByte(s, ':')
+	if first < 0 {
 		return s, true // no colon is IPv4
-	case first == last:
+	}
+	if strings.IndexByte(s[first+1:], ':') < 0 {
 		return s[:first], isPort(s[first+1:])
-	case endsInPort(s, last):
+	}
+	if last := strings.LastIndexByte(s, ':'); endsInPort(s, last) {
 		return s[:last], true
 	}
 	return s, true

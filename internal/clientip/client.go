@@ -8,7 +8,7 @@ import (
 // Unknown is what requests are counted as whose peer has no address.
 const Unknown = "unknown"
 
-// Client is what a topology says about who sent a request.
+// Client is what a topology says about who sent a request. It has four fields so that it is passed in registers.
 type Client struct {
 	// Addr is the canonical address (no port, no zone, no IPv4 address in an IPv6 one), not yet masked. The zero Addr: no
 	// address is known, and the client is one of those that are counted as Unknown.
@@ -24,10 +24,6 @@ type Client struct {
 	// Longer tells that the header has entries to the left of the one that the hops led to. Only then is there
 	// something for a [HopCheck] to see.
 	Longer bool
-
-	// Place is which entry of the chain decided, counted from the right and from 1: the client's, or the one that is no
-	// address. 0: none did.
-	Place int
 }
 
 // Reason says why the client of a request is its peer, or nobody, where a header was to name it.

@@ -68,10 +68,9 @@ const reserved = 8
 //   - ::/96 without :: and ::1, of old (RFC 4291 section 2.5.5.1)
 //   - the prefixes of n
 func (n NAT64) Canonical(addr netip.Addr) netip.Addr {
-	if addr.Is4() {
+	if addr = addr.Unmap().WithZone(""); addr.Is4() {
 		return addr
 	}
-	addr = addr.WithZone("")
 	bytes := addr.As16()
 	if wellKnown(&bytes) {
 		return netip.AddrFrom4([4]byte(bytes[12:]))

@@ -59,7 +59,7 @@ func (p *PeerCheck) Observe(t *Topology, r *http.Request, c Client) (PeerVerdict
 		return PeerVerdict{}, false
 	}
 	name, lines := t.Present(r)
-	named := t.read(r, name, lines)
+	named, _ := t.read(r, name, lines)
 	if !named.Addr.IsValid() {
 		return PeerVerdict{}, false
 	}

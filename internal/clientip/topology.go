@@ -76,25 +76,32 @@ func (t *Topology) Source() string {
 // Where the entry cannot be used the peer is, apart from what else the peer sends, and never an entry further to the
 // left, which the caller may have written.
 func (t *Topology) Client(r *http.Request) Client {
+	c, _ := t.Find(r)
+	return c
+}
+
+// Find is [Topology.Client], and which entry of the chain decided, counted from the right and from 1: the client's, or the
+// one that is no address. 0: none did.
+func (t *Topology) Find(r *http.Request) (c Client, place int) {
 	if t.Hops == 0 || !t.Stated() {
-		return direct(t.Peer(r))
+		return direct(t.Peer(r)), 0
 	}
 	name, lines := t.Present(r)
 	if t.Limited() {
 		peer := t.Peer(r)
 		trusted := t.Trusts(r, peer)
 		if !trusted && len(lines) > 0 {
-			return Client{Addr: peer, Fallback: UntrustedPeer}
+			return Client{Addr: peer, Fallback: UntrustedPeer}, 0
 		}
 		if !trusted || t.Hops < 0 && len(lines) == 0 {
-			return direct(peer)
+			return direct(peer), 0
 		}
 	}
-	c := t.read(r, name, lines)
+	c, place = t.read(r, name, lines)
 	if c.Fallback != None {
 		c.Addr, c.Apart = t.Peer(r), len(lines) > 0
 	}
-	return c
+	return c, place
 }
 
 // Peer is the canonical address of the peer, the zero Addr if it has none.
@@ -170,8 +177,9 @@ func (t *Topology) neighbour(r *http.Request) (netip.Addr, bool) {
 	return t.NAT64.ParseAddr(entry)
 }
 
-// read is the client by the field lines of a header. Where there is a reason to fall back it has no address.
-func (t *Topology) read(r *http.Request, name string, lines []string) Client {
+// read is the client by the field lines of a header, and the place of the entry that decided. Where there is a reason to fall
+// back it has no address.
+func (t *Topology) read(r *http.Request, name string, lines []string) (Client, int) {
 	if name == ForwardedHeader {
 		return t.readForwarded(r, lines)
 	}
@@ -185,19 +193,19 @@ func (t *Topology) read(r *http.Request, name string, lines []string) Client {
 		if !ok {
 			break
 		}
-		if found, done := t.step(r, entry, place); done {
-			return found
+		if found, done := t.step(r, entry); done {
+			return found, place
 		}
 	}
-	return Client{Fallback: AllTrusted}
+	return Client{Fallback: AllTrusted}, 0
 }
 
 // readForwarded is read for the Forwarded header. The room that it needs is not taken for other headers, and does not
 // leave the stack.
-func (t *Topology) readForwarded(r *http.Request, lines []string) Client {
+func (t *Topology) readForwarded(r *http.Request, lines []string) (Client, int) {
 	var f Forwarded
 	if !f.parse(lines) {
-		return Client{Fallback: BadEntry}
+		return Client{Fallback: BadEntry}, 0
 	}
 	if t.Hops > 0 {
 		entry, ok := f.fromRight(t.Hops)
@@ -205,33 +213,33 @@ func (t *Topology) readForwarded(r *http.Request, lines []string) Client {
 	}
 	for place := 1; place <= min(f.count, MaxHops); place++ {
 		entry, _ := f.fromRight(place)
-		if found, done := t.step(r, entry, place); done {
-			return found
+		if found, done := t.step(r, entry); done {
+			return found, place
 		}
 	}
-	return Client{Fallback: AllTrusted}
+	return Client{Fallback: AllTrusted}, 0
 }
 
 // step judges one entry of the walk past trusted proxies, and reports whether the walk ends there.
-func (t *Topology) step(r *http.Request, entry string, place int) (Client, bool) {
+func (t *Topology) step(r *http.Request, entry string) (Client, bool) {
 	addr, ok := t.NAT64.ParseAddr(entry)
 	if !ok {
-		return Client{Fallback: BadEntry, Place: place}, true
+		return Client{Fallback: BadEntry}, true
 	}
 	if t.Trusted != nil && t.Trusted(r, addr) {
 		return Client{}, false
 	}
-	return Client{Addr: addr, Place: place}, true
+	return Client{Addr: addr}, true
 }
 
-// hopClient is the client by the entry that the hops lead to, if there is one.
-func (t *Topology) hopClient(entry string, ok, longer bool) Client {
+// hopClient is the client by the entry that the hops lead to, if there is one, and the place of that.
+func (t *Topology) hopClient(entry string, ok, longer bool) (Client, int) {
 	if !ok {
-		return Client{Fallback: ShortChain}
+		return Client{Fallback: ShortChain}, 0
 	}
 	addr, ok := t.NAT64.ParseAddr(entry)
 	if !ok {
-		return Client{Fallback: BadEntry, Place: t.Hops}
+		return Client{Fallback: BadEntry}, t.Hops
 	}
-	return Client{Addr: addr, Place: t.Hops, Longer: longer}
+	return Client{Addr: addr, Longer: longer}, t.Hops
 }

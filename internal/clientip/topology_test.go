@@ -1,7 +1,6 @@
 package clientip
 
 import (
-	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -69,7 +68,8 @@ func (tc clientCase) run(t *testing.T) {
 	t.Helper()
 	r := requestFrom(tc.peer, tc.header)
 	before := r.Header.Clone()
-	got := tc.topology.Client(r)
+	got, place := tc.topology.Find(r)
+	assert.Equal(t, got, tc.topology.Client(r))
 	want := netip.Addr{}
 	if tc.want != "" {
 		want = netip.MustParseAddr(tc.want)
@@ -78,7 +78,9 @@ func (tc clientCase) run(t *testing.T) {
 	assert.Equal(t, tc.reason, got.Fallback, "reason %q, want %q", got.Fallback, tc.reason)
 	assert.Equal(t, before, r.Header, "the header must not be touched")
 	got.Longer = false
-	assert.Equal(t, plainClient(tc.topology, r), got, "the plain reading")
+	plain, plainPlace := plainClient(tc.topology, r)
+	assert.Equal(t, plain, got, "the plain reading")
+	assert.Equal(t, plainPlace, place, "the place, by the plain reading")
 }
 
 func TestClient(t *testing.T) {
@@ -348,7 +350,7 @@ func TestChainFieldLines(t *testing.T) {
 				r := requestFrom("10.0.0.1:1", http.Header{name: lines})
 				want := Client{Addr: netip.MustParseAddr("10.0.0.1"), Fallback: ShortChain, Apart: true}
 				if n <= len(entries) {
-					want = Client{Addr: netip.MustParseAddr(entries[len(entries)-n]), Longer: n < len(entries), Place: n}
+					want = Client{Addr: netip.MustParseAddr(entries[len(entries)-n]), Longer: n < len(entries)}
 				}
 				assert.Equal(t, want, top.Client(r), "hops %d of %q", n, lines)
 				assert.Equal(t, len(entries), top.ChainLength(r), "length of %q", lines)
@@ -461,10 +463,10 @@ func TestClientAgainstPlain(t *testing.T) {
 	reasons := map[Reason]int{}
 	for range cases {
 		top, r := randomCase(rnd)
-		got := top.Client(r)
-		want := plainClient(top, r)
+		got, place := top.Find(r)
+		want, plainPlace := plainClient(top, r)
 		got.Longer = false
-		if got != want {
+		if got != want || place != plainPlace {
 			t.Fatalf("hops %d of %q, ranges %v, unix %v, headers %q, peer %q, %q:\ngot  %v %q\nwant %v %q", top.Hops,
 				top.Header, top.Trusted != nil, top.Unix, top.Headers, r.RemoteAddr, r.Header, got.Addr, got.Fallback,
 				want.Addr, want.Fallback)
@@ -564,21 +566,21 @@ func plainEntries(name string, lines []string) ([]string, bool) {
 }
 
 // plainClient is Topology.Client, written as plainly as can be.
-func plainClient(t *Topology, r *http.Request) Client {
+func plainClient(t *Topology, r *http.Request) (Client, int) {
 	peer, hasPeer := plainAddr(r.RemoteAddr)
 	header := ""
-	fallback := func(reason Reason, place ...int) Client {
-		return Client{Addr: peer, Fallback: reason, Place: cmp.Or(place...), Apart: header != "" && len(r.Header.Values(header)) > 0}
+	fallback := func(reason Reason, place int) (Client, int) {
+		return Client{Addr: peer, Fallback: reason, Apart: header != "" && len(r.Header.Values(header)) > 0}, place
 	}
-	direct := fallback(None)
+	direct, _ := fallback(None, 0)
 	if !hasPeer {
-		direct = fallback(NoPeer)
+		direct, _ = fallback(NoPeer, 0)
 	}
 	trusts := func(a netip.Addr) bool { return t.Trusted != nil && t.Trusted(r, a) }
 	ranges := t.Trusted != nil || t.Unix
 	believed := !ranges || hasPeer && trusts(peer) || !hasPeer && t.Unix
 	if t.Hops == 0 || t.Hops < 0 && !ranges {
-		return direct
+		return direct, 0
 	}
 	name := t.Header
 	if name == "" {
@@ -592,29 +594,29 @@ func plainClient(t *Topology, r *http.Request) Client {
 			}
 		}
 		if name == "" {
-			return direct
+			return direct, 0
 		}
 	}
 	if !believed && len(r.Header.Values(name)) > 0 {
-		return Client{Addr: peer, Fallback: UntrustedPeer}
+		return Client{Addr: peer, Fallback: UntrustedPeer}, 0
 	}
 	if !believed {
-		return direct
+		return direct, 0
 	}
 	header = name
 	entries, ok := plainEntries(name, r.Header.Values(name))
 	if !ok {
-		return fallback(BadEntry)
+		return fallback(BadEntry, 0)
 	}
 	if t.Hops > 0 {
 		if len(entries) < t.Hops {
-			return fallback(ShortChain)
+			return fallback(ShortChain, 0)
 		}
 		addr, ok := plainAddr(entries[len(entries)-t.Hops])
 		if !ok {
 			return fallback(BadEntry, t.Hops)
 		}
-		return Client{Addr: addr, Place: t.Hops}
+		return Client{Addr: addr}, t.Hops
 	}
 	for i := len(entries) - 1; i >= 0 && i >= len(entries)-64; i-- {
 		addr, ok := plainAddr(entries[i])
@@ -622,10 +624,10 @@ func plainClient(t *Topology, r *http.Request) Client {
 			return fallback(BadEntry, len(entries)-i)
 		}
 		if !trusts(addr) {
-			return Client{Addr: addr, Place: len(entries) - i}
+			return Client{Addr: addr}, len(entries) - i
 		}
 	}
-	return fallback(AllTrusted)
+	return fallback(AllTrusted, 0)
 }
 
 // TestClientAllocations holds the usual cases to no allocation at all.
