@@ -25,6 +25,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/logging"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -434,6 +435,82 @@ func TestAReplayRefusesWhatTheHandlersRefuse(t *testing.T) {
 				require.True(t, *rep.Topology[0].Stated[0].Fits)
 			})
 		}
+	}
+}
+
+// replayed checks that a replay of a log decides each request as the handlers did, and returns how many they refused.
+func replayed(t *testing.T, config string, requests []recorded) (refusals int) {
+	t.Helper()
+	config = "{\nauto_https off\n}\n" + config
+	want := live(t, config, requests)
+	log, order := newRecording(logging.LogEncoderConfig{}, false).log(t, requests)
+	got := make([]bool, len(requests))
+	replayLog(t, config, log, replay.Options{Trace: func(j replay.Judged) { got[order[j.Line-1]] = j.Outcome == replay.Refused }})
+	for i := range requests {
+		if want[i] {
+			refusals++
+		}
+		assert.Equal(t, want[i], got[i], "request %d, %s %s", i, requests[i].method, requests[i].url)
+	}
+	return refusals
+}
+
+// A request that meets a named stack twice is charged once, in a replay as when it was served.
+func TestAReplayChargesANamedStackOnce(t *testing.T) {
+	requests := make([]recorded, 20)
+	for i := range requests {
+		requests[i].at = testStart.Add(time.Duration(i) * time.Second)
+	}
+	for name, config := range map[string]string{
+		"both live":       "tiered_limit twice {\ntrusted_hops 0\ntier ip 10/h\n}\ntiered_limit twice {\ntrusted_hops 0\ntier ip 10/h\n}",
+		"one more tier":   "tiered_limit twice {\ntrusted_hops 0\ntier ip 10/h\n}\ntiered_limit twice {\ntrusted_hops 0\ntier ip 10/h\ntier global 100/h\n}",
+		"the first dry":   "tiered_limit twice {\ntrusted_hops 0\ndry_run\ntier ip 10/h\n}\ntiered_limit twice {\ntrusted_hops 0\ntier ip 10/h\n}",
+		"checked in both": "tiered_limit twice {\ntrusted_hops 0\ncharge checked\ntier ip 10/h\n}\ntiered_limit twice {\ntrusted_hops 0\ncharge checked\ntier ip 10/h\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, 10, replayed(t, ":8080 {\nroute {\n"+config+"\nrespond ok\n}\n}", requests))
+		})
+	}
+}
+
+// What makes a request more than a preflight is in the log, whatever its name.
+func TestAReplayKnowsWhatIsNoPreflight(t *testing.T) {
+	const config = ":8080 {\ntiered_limit no-preflight {\ntrusted_hops 0\ntier ip 1/h\n}\nrespond ok\n}"
+	for name, q := range map[string]request{
+		"Upgrade": preflight().with("Upgrade", "h2c"), "a key": preflight().with("X-Api-Key", "k"), "a rewrite": preflight().with("X-Original-Url", "/x"),
+		"a method": preflightOf("/?_method=POST"), "credentials": preflight().with("Authorization", "Bearer x"), "a body": {method: "OPTIONS", body: "x", header: preflight().header},
+		"a name that nobody knows": preflight().with("Aaa-Bbb", ""),
+	} {
+		t.Run(name, func(t *testing.T) {
+			requests := make([]recorded, 30)
+			for i := range requests {
+				requests[i] = recorded{request: q, at: testStart.Add(time.Duration(i) * time.Second)}
+			}
+			assert.Equal(t, 29, replayed(t, config, requests))
+		})
+	}
+	real := make([]recorded, 30)
+	for i := range real {
+		real[i] = recorded{request: preflight().with("Sec-Fetch-Mode", "cors").with("X-Forwarded-For", "203.0.113.9"), at: testStart.Add(time.Duration(i) * time.Second)}
+	}
+	assert.Equal(t, 0, replayed(t, config, real))
+}
+
+// Ports that vary, quotes and escapes do not keep a replay from finding the hop count in Forwarded.
+func TestAReplayFindsTheHopCountInForwarded(t *testing.T) {
+	for name, lb := range map[string]string{"a port": `"10.0.0.2:%d"`, "brackets": `"[2001:db8::2]:%d"`, "an escape": `"10.0.0.\2:%d"`} {
+		t.Run(name, func(t *testing.T) {
+			var requests []recorded
+			for i := range 600 {
+				q := request{peer: "10.0.0.3:4711"}.with("Forwarded", fmt.Sprintf(`for=203.0.113.%d;proto=https, for=`+lb, i%50, 20000+i))
+				requests = append(requests, recorded{request: q, at: testStart.Add(time.Duration(i) * time.Second)})
+			}
+			log, _ := newRecording(logging.LogEncoderConfig{}, false).log(t, requests)
+			rep := replayLog(t, "", log, replay.Options{})
+			require.NotNil(t, rep.Topology[0].Hops, rep.Topology[0].Reason)
+			assert.Equal(t, 2, *rep.Topology[0].Hops, rep.Topology[0].Reason)
+			assert.Equal(t, "Forwarded", rep.Topology[0].Header)
+		})
 	}
 }
 
