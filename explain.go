@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -226,12 +225,13 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 		return e, nil
 	}
 	rec := newRecord(h, r)
-	out, err := h.uncounted(rec)
-	if err == nil && out == outcomeServed {
-		out, err = rec.foresee(e)
-	}
-	if err != nil {
+	sc := new(scratch)
+	out, err := rec.evaluate(h.now(), sc, (*Handler).peek)
+	switch {
+	case err != nil:
 		e.Error = err.Error()
+	case out.counted():
+		rec.view(sc, e)
 	}
 	e.Outcome = out.String()
 	var known caddyhttp.HandlerError
@@ -245,24 +245,9 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 	return e, nil
 }
 
-// foresee decides without charging.
-func (rec *record) foresee(e *explanation) (outcome, error) {
-	sc := new(scratch)
-	decision, out, err := rec.evaluate(sc, rec.h.now(), rec.h.peek, 0)
-	if err == nil {
-		rec.view(sc, decision, e)
-	}
-	return out, err
-}
-
-// peek asks the store what it would decide, and charges nothing.
-func (h *Handler) peek(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
-	return h.counters.Peek(ctx, now, sc.claims, sc.states)
-}
-
 // view describes what each tier would say.
-func (rec *record) view(sc *scratch, decision Decision, e *explanation) {
-	at, claim := 0, 0
+func (rec *record) view(sc *scratch, e *explanation) {
+	decision, at, claim := sc.decision, 0, 0
 	for _, t := range rec.h.tiers {
 		v := tierView{Tier: t.name, Charge: t.spec.Charge.String(), DryRun: t.spec.DryRun}
 		if claim >= len(sc.claims) || sc.claims[claim].Tier != t.index {

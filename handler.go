@@ -13,21 +13,48 @@ import (
 // errEarlyData answers a request whose source address is not yet proven.
 var errEarlyData = errors.New("TLS handshake not complete, so the client address cannot be verified")
 
+// asking is how a decision puts its claims to the store: to charge them, or only to look.
+type asking func(h *Handler, ctx context.Context, now time.Time, sc *scratch) (Decision, error)
+
+// evaluate decides a request at a time. Whoever serves, explains or replays a request, in a dry run or not, decides it
+// by this. What was asked of the store, and what it said, is left in the scratch. With an error the outcome tells whose
+// it is: the store's, or that of what has to be known before the store is asked.
+func (rec *record) evaluate(now time.Time, sc *scratch, ask asking) (outcome, error) {
+	h := rec.h
+	rec.verdict.now = now.UnixMilli()
+	sc.decision = Decision{RefusedBy: -1, Now: now}
+	if out, err := h.uncounted(rec); err != nil || out != outcomeServed {
+		return out, err
+	}
+	if err := rec.claim(sc); err != nil {
+		return outcomeTooEarly, err
+	}
+	if len(sc.claims) == 0 {
+		return outcomeServed, nil
+	}
+	decision, err := ask(h, rec.r.Context(), now, sc)
+	if err != nil {
+		return outcomeStoreError, err
+	}
+	sc.decision = decision
+	rec.verdict.now = decision.Now.UnixMilli()
+	rec.settled = rec.judged
+	if h.DryRun && decision.RefusedBy >= 0 {
+		rec.settled = rec.charged(sc, decision.RefusedBy)
+	}
+	return rec.read(sc, decision, now), nil
+}
+
 // judge decides a request at a time and serves or refuses it.
 func (rec *record) judge(w http.ResponseWriter, next caddyhttp.Handler, now time.Time) error {
 	h := rec.h
-	out, err := h.uncounted(rec)
-	if err != nil {
-		return rec.unjudged(w, next, err)
-	}
-	if out != outcomeServed {
-		return rec.pass(w, next, out)
-	}
-	out, err = rec.decide(now)
-	if err != nil {
-		if out == outcomeStoreError {
-			return h.undecided(w, rec, next, err)
-		}
+	sc := scratchPool.Get().(*scratch)
+	out, err := rec.evaluate(now, sc, (*Handler).take)
+	sc.release()
+	switch {
+	case out == outcomeStoreError:
+		return h.undecided(w, rec, next, err)
+	case err != nil:
 		return rec.unjudged(w, next, err)
 	}
 	h.meter.count(out)
@@ -88,40 +115,6 @@ func (rec *record) pass(w http.ResponseWriter, next caddyhttp.Handler, out outco
 	return next.ServeHTTP(w, rec.r)
 }
 
-// decide decides a request that is to be served or refused.
-func (rec *record) decide(now time.Time) (outcome, error) {
-	sc := scratchPool.Get().(*scratch)
-	defer sc.release()
-	_, out, err := rec.evaluate(sc, now, rec.h.take, 0)
-	return out, err
-}
-
-// asker puts the claims of a decision to a store, and charges or does not.
-type asker func(ctx context.Context, now time.Time, sc *scratch) (Decision, error)
-
-// evaluate decides a request at a time. It makes the claims of the tiers that concern it, but for a set of tiers that are
-// left out, puts them to a store and reads the answer. Whoever serves, explains or replays a request decides by this.
-func (rec *record) evaluate(sc *scratch, now time.Time, ask asker, leftOut uint64) (Decision, outcome, error) {
-	decision := Decision{RefusedBy: -1, Now: now}
-	if err := rec.claim(sc, leftOut); err != nil {
-		return decision, outcomeTooEarly, err
-	}
-	rec.verdict.now = now.UnixMilli()
-	if len(sc.claims) == 0 {
-		return decision, outcomeServed, nil
-	}
-	decision, err := ask(rec.r.Context(), now, sc)
-	if err != nil {
-		return decision, outcomeStoreError, err
-	}
-	rec.verdict.now = decision.Now.UnixMilli()
-	rec.settled = rec.judged
-	if rec.h.DryRun && decision.RefusedBy >= 0 {
-		rec.settled = rec.charged(sc, decision.RefusedBy)
-	}
-	return decision, rec.read(sc, decision, now), nil
-}
-
 // charged are the tiers that were charged although one behind them refused. After a dry stack has let such a request
 // pass, the others may still refuse it in a live handler of the same name.
 func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
@@ -138,18 +131,19 @@ func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
 }
 
 // claim collects one claim for each tier that concerns the request and can tell whom to count. A dry tier that cannot
-// be asked, since its matcher fails or the source is not proven, is left out, and so are those of a set.
-func (rec *record) claim(sc *scratch, leftOut uint64) error {
+// be asked, since its matcher fails or the source is not proven, is left out, and so is one whose key is not told.
+func (rec *record) claim(sc *scratch) error {
 	limits := 0
 	for _, t := range rec.h.tiers {
-		if leftOut&(1<<t.index) != 0 {
-			continue
-		}
 		concerned, err := t.match.concerns(rec.r)
 		if err != nil && !t.spec.DryRun {
 			return err
 		}
 		if err != nil || !concerned || rec.prev != nil && rec.wasSettled(t.name) {
+			continue
+		}
+		if rec.untold&(1<<t.index) != 0 {
+			rec.omitted |= 1 << t.index
 			continue
 		}
 		claim := Claim{Tier: t.index, Identity: t.fixed}

@@ -57,6 +57,13 @@ func (p *preparedHandler) rewind(i int) *http.Request {
 	return p.r[i]
 }
 
+// decideOnce decides as serving does.
+func decideOnce(rec *record, now time.Time) (outcome, error) {
+	sc := scratchPool.Get().(*scratch)
+	defer sc.release()
+	return rec.evaluate(now, sc, (*Handler).take)
+}
+
 func TestDecidingAllocatesNothing(t *testing.T) {
 	p := prepareHandler(t, newEdge(t, fmt.Sprintf(threeTiers, "alloc", 5)), 1)
 	r := p.rewind(0)
@@ -64,11 +71,11 @@ func TestDecidingAllocatesNothing(t *testing.T) {
 		rec := newRecord(p.h, r)
 		allocs := testing.AllocsPerRun(20, func() {
 			rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
-			_, err := rec.decide(testStart)
+			_, err := decideOnce(rec, testStart)
 			require.NoError(t, err)
 		})
 		if want == outcomeRefused { // by now the limit of 5 is used up
-			got, err := rec.decide(testStart)
+			got, err := decideOnce(rec, testStart)
 			require.NoError(t, err)
 			assert.Equal(t, want, got)
 		}
@@ -84,7 +91,7 @@ func BenchmarkDecide(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
-		if _, err := rec.decide(time.Now()); err != nil {
+		if _, err := decideOnce(rec, time.Now()); err != nil {
 			b.Fatal(err)
 		}
 	}

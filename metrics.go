@@ -33,6 +33,11 @@ var outcomeNames = [outcomes]string{
 // String is the outcome as metrics and access logs name it.
 func (o outcome) String() string { return outcomeNames[o] }
 
+// counted tells whether the tiers were asked about the request.
+func (o outcome) counted() bool {
+	return o == outcomeServed || o == outcomeRefused || o == outcomeDryRefused
+}
+
 // gravity ranks outcomes by how much they tell about a request that met several stacks.
 func (o outcome) gravity() int {
 	return [outcomes]int{

@@ -26,6 +26,8 @@ type record struct {
 
 	judged  uint64 // the tiers, by index, that have had their say
 	settled uint64 // those of them that a later handler of the stack has not to ask again
+	untold  uint64 // tiers whose keys are not known, as of a log that does not tell them; they are not asked
+	omitted uint64 // those of them that concern the request
 	verdict verdict
 	dryTier *tier // the first dry one that would have refused
 
@@ -216,10 +218,11 @@ func decimalSeconds(d time.Duration) string {
 
 // scratch is what a decision, or a refusal, needs for its duration.
 type scratch struct {
-	claims []Claim
-	states []State
-	keys   []byte
-	text   []byte
+	claims   []Claim
+	states   []State
+	decision Decision
+	keys     []byte
+	text     []byte
 }
 
 // maxKeptKeys is the largest key buffer, in bytes, that is kept for the next decision.

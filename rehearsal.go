@@ -1,9 +1,7 @@
 package tieredlimit
 
 import (
-	"context"
 	"slices"
-	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
@@ -85,15 +83,15 @@ func (s *rehearsal) Judge(q *replay.Query, v *replay.Verdict) error {
 		return nil
 	}
 	rec := s.begin(q)
-	out, err := h.uncounted(rec)
-	if err != nil {
-		return err
-	}
-	if out == outcomeServed {
-		out, err = s.decide(q, v)
-	}
+	rec.untold = s.untold(q)
+	sc := &s.sc
+	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
+	out, err := rec.evaluate(q.Now, sc, (*Handler).take)
 	v.Outcome = rehearsed[out]
 	v.Fallback, v.Client = rec.client.Fallback.String(), rec.client.Addr
+	if err == nil && out.counted() {
+		s.tell(v)
+	}
 	return err
 }
 
@@ -126,47 +124,25 @@ func (s *rehearsal) begin(q *replay.Query) *record {
 	return rec
 }
 
-// decide decides the request, but leaves out tiers whose keys the log does not tell.
-func (s *rehearsal) decide(q *replay.Query, v *replay.Verdict) (outcome, error) {
-	sc := &s.sc
-	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
-	hidden, err := s.hide(q, v)
-	if err != nil {
-		return outcomeTooEarly, err
+// untold are the tiers whose keys are not known, since the log has hidden what they read.
+func (s *rehearsal) untold(q *replay.Query) uint64 {
+	set := uint64(0)
+	for i, deps := range s.deps {
+		if len(deps) > 0 && slices.ContainsFunc(deps, q.Hidden) {
+			set |= 1 << s.h.tiers[i].index
+		}
 	}
-	decision, out, err := s.rec.evaluate(sc, q.Now, s.h.charge, hidden)
-	if err == nil && len(sc.claims) > 0 {
-		s.tell(decision, v)
-	}
-	return out, err
+	return set
 }
 
-// charge asks the store to decide, and measures nothing.
-func (h *Handler) charge(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
-	return h.counters.Take(ctx, now, sc.claims, sc.states)
-}
-
-// hide lists the tiers that concern the request but whose keys are not known, also as a set.
-func (s *rehearsal) hide(q *replay.Query, v *replay.Verdict) (set uint64, err error) {
+// tell says which tiers were asked, which of their limits were exceeded, and which tiers could not be asked.
+func (s *rehearsal) tell(v *replay.Verdict) {
+	v.RefusedBy = s.sc.decision.RefusedBy
 	for i, t := range s.h.tiers {
-		if len(s.deps[i]) == 0 || !slices.ContainsFunc(s.deps[i], q.Hidden) {
-			continue
-		}
-		concerned, err := t.match.concerns(q.Request)
-		if err != nil {
-			return 0, err
-		}
-		if concerned {
+		if s.rec.omitted&(1<<t.index) != 0 {
 			v.Hidden = append(v.Hidden, i)
-			set |= 1 << i
 		}
 	}
-	return set, nil
-}
-
-// tell says which tiers were asked and which of their limits were exceeded.
-func (s *rehearsal) tell(decision Decision, v *replay.Verdict) {
-	v.RefusedBy = decision.RefusedBy
 	at := 0
 	for _, c := range s.sc.claims {
 		claim := replay.Claim{Tier: c.Tier, Identity: c.Identity}

@@ -128,7 +128,7 @@ func (h *Handler) closeStoreMeter() error {
 	return err
 }
 
-// take puts claims to the store. It measures how long that takes, at each decision or at a random sample of them.
+// take lets the store charge claims. It measures how long that takes, at each decision or at a random sample of them.
 func (h *Handler) take(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
 	measured := h.sampling == 0 || rand.Uint32()&h.sampling == 0
 	var start time.Time
@@ -139,10 +139,15 @@ func (h *Handler) take(ctx context.Context, now time.Time, sc *scratch) (Decisio
 	if measured {
 		h.storeMeter.observe(time.Since(start))
 	}
-	if err == nil && decision.Without != "" {
+	if decision.Without != "" {
 		h.storeMeter.failed(decision.Without)
 	}
 	return decision, err
+}
+
+// peek asks the store about claims, and charges nothing.
+func (h *Handler) peek(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
+	return h.counters.Peek(ctx, now, sc.claims, sc.states)
 }
 
 // failureKind sorts the errors of a store.
