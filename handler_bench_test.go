@@ -124,11 +124,8 @@ func BenchmarkDecideWhichTiers(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
-				if out, err := p.h.uncounted(rec); err != nil || out != outcomeServed {
+				if out, err := decideOnce(rec, time.Now()); err != nil || out != outcomeServed {
 					b.Fatal(out, err)
-				}
-				if _, err := rec.decide(time.Now()); err != nil {
-					b.Fatal(err)
 				}
 			}
 		})
