@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"fmt"
+	"math/bits"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -161,3 +162,58 @@ type nullWriter struct{ header http.Header }
 func (w *nullWriter) Header() http.Header       { return w.header }
 func (*nullWriter) Write(p []byte) (int, error) { return len(p), nil }
 func (*nullWriter) WriteHeader(int)             {}
+
+// Reading a key out of a cookie, a query or credentials allocates nothing.
+func TestReadingKeysAllocatesNothing(t *testing.T) {
+	p := prepareHandler(t, newEdge(t, fmt.Sprintf(keyTiers, "keys-alloc")), 1)
+	r := p.rewind(0)
+	r.Header["Cookie"] = []string{"theme=dark; lang=en-GB; sid=%76alid-0123456789; consent=yes"}
+	r.Header["Authorization"] = []string{"Bearer 0123456789abcdef"}
+	r.URL.RawQuery = "page=2&api_key=0123456789&sort=asc"
+	rec := newRecord(p.h, r)
+	allocations := testing.AllocsPerRun(100, func() {
+		rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
+		if out, err := decideOnce(rec, time.Now()); err != nil || out != outcomeServed {
+			t.Fatal(out, err)
+		}
+	})
+	if raceFactor == 1 {
+		assert.Zero(t, allocations)
+	}
+	assert.Equal(t, 4, bits.OnesCount64(rec.judged))
+}
+
+// keyTiers are tiers by address, credentials, cookie and query.
+const keyTiers = `
+:8080 {
+	tiered_limit %s {
+		trusted_hops 1
+		tier ip 2000000000/h
+		tier token 2000000000/h {
+			key {http.request.header.Authorization}
+		}
+		tier session 2000000000/h {
+			key {http.request.cookie.sid}
+		}
+		tier query 2000000000/h {
+			key {http.request.uri.query.api_key}
+		}
+	}
+	respond ok
+}`
+
+// What it costs to decide by address, credentials and a cookie.
+func BenchmarkDecideByKeys(b *testing.B) {
+	p := prepareHandler(b, newEdge(b, fmt.Sprintf(keyTiers, "keys-bench")), 1)
+	r := p.rewind(0)
+	r.Header["Cookie"] = []string{"theme=dark; lang=en-GB; sid=valid-0123456789; consent=yes"}
+	r.Header["Authorization"] = []string{"Bearer 0123456789abcdef"}
+	rec := newRecord(p.h, r)
+	b.ReportAllocs()
+	for b.Loop() {
+		rec.verdict, rec.judged, rec.resolved = verdict{}, 0, false
+		if out, err := decideOnce(rec, time.Now()); err != nil || out != outcomeServed {
+			b.Fatal(out, err)
+		}
+	}
+}
