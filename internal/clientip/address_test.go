@@ -125,6 +125,7 @@ func TestParseAddr(t *testing.T) {
 		"brackets empty":                {in: "[]:80"},
 		"brackets twice":                {in: "[[::1]]"},
 		"junk behind brackets":          {in: "[2001:db8::1]443"},
+		"zone that begins with a colon": {in: "fe80::1%:46532", want: "fe80::1"},
 		"zone empty":                    {in: "fe80::1%"},
 		"zone empty in brackets":        {in: "[fe80::1%]:80"},
 		"zone on IPv4":                  {in: "203.0.113.7%eth0"},

@@ -151,8 +151,8 @@ func unescape(s string) string {
 	}
 	plain := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+1 < len(s) {
-			i++
+		if s[i] == '\\' {
+			i++ // there is something behind it, or quoted had failed
 		}
 		plain = append(plain, s[i])
 	}

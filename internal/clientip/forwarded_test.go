@@ -34,6 +34,10 @@ func TestForwardedTail(t *testing.T) {
 		"escapes far too long": {
 			lines: []string{`for="` + strings.Repeat(`\1`, 200) + `"`}, want: []string{""},
 		},
+		"escapes that are just not": {
+			lines: []string{`for="` + strings.Repeat(`\1`, 128) + `", for="` + strings.Repeat(`\1`, 128) + `1"`},
+			want:  []string{strings.Repeat("1", 128), ""},
+		},
 		"without for":                   {lines: []string{"proto=https, for=b"}, want: []string{"", "b"}},
 		"empty elements count":          {lines: []string{",for=a,,for=b,"}, want: []string{"", "a", "", "b", ""}},
 		"empty line":                    {lines: []string{""}, want: []string{""}},
@@ -64,6 +68,9 @@ func TestForwardedTail(t *testing.T) {
 		"blank before equals":           {lines: []string{"for =a"}},
 		"blank behind equals":           {lines: []string{"for= a"}},
 		"no equals":                     {lines: []string{"for"}},
+		"a blank for equals":            {lines: []string{"for a"}},
+		"a colon for equals":            {lines: []string{"for:a"}},
+		"a quote for equals":            {lines: []string{`for"a"`}},
 		"no value":                      {lines: []string{"for="}},
 		"no value, then a pair":         {lines: []string{"for=;proto=http"}},
 		"no value, then an element":     {lines: []string{"x=, for=a"}},

@@ -74,6 +74,9 @@ func TestHopCheck(t *testing.T) {
 		"the last one differs": {
 			requests: 200, chain: func(i int) string { return client(i/199) + ", 198.51.100.1" },
 			want: &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 199},
+		"only the second one differs": {
+			requests: 250, chain: func(i int) string { return client(min(i, 1)) + ", 198.51.100.1" },
+			want: &HopVerdict{Hops: 1, Lengths: []int{2}}, at: 199},
 		"two addresses are read": {
 			requests: 500, chain: func(i int) string { return client(i) + ", 198.51.100." + fmt.Sprint(i/199) }},
 		"the count is right": {

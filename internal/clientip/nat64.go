@@ -122,9 +122,6 @@ func embedded(bytes *[16]byte, bits int) (v4 [4]byte) {
 // The whole of a translator's prefix stays as it is, and so contains no client: it would be every IPv4 address there is,
 // which whoever wrote it did not mean. The range of all v4-mapped addresses does mean that.
 func (n NAT64) CanonicalPrefix(p netip.Prefix) netip.Prefix {
-	if !p.IsValid() || p.Addr().Is4() {
-		return p.Masked()
-	}
 	bytes := p.Masked().Addr().As16()
 	const wellKnownBits = 96
 	if p.Bits() >= wellKnownBits && wellKnown(&bytes) {
