@@ -58,7 +58,7 @@ func topologyOf(h *Handler, server *caddyhttp.Server) (clientip.Topology, error)
 // it and has emptied TrustedProxiesRaw by the time a handler is provisioned.
 const rangesField = "trustedProxies"
 
-// serverRanges tells whether the server states trusted_proxies and, if the source is Caddy's static one, which ranges.
+// serverRanges reports whether the server states trusted_proxies and, if the source is Caddy's static one, which ranges.
 // It only reads, by reflection; a test fails if Caddy renames the field.
 func serverRanges(server *caddyhttp.Server) (stated bool, ranges []string, static bool) {
 	field := reflect.ValueOf(server).Elem().FieldByName(rangesField)

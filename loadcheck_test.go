@@ -167,8 +167,8 @@ func TestF11OneWarningForManySites(t *testing.T) {
 	assert.Len(t, e.logs.lines("warn", ""), before+2, "a new configuration warns anew")
 }
 
-// C15: an inert stack serves everything, whatever the header says, and the log says so once.
-func TestC15InertServesEverything(t *testing.T) {
+// An inert stack serves everything, whatever the header says, and the log says so once.
+func TestInertServesEverything(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, loadSite("", "tier ip 2/m\ntier global 3/m"))
 	for i := range 1000 {

@@ -24,7 +24,7 @@ type refusalLog struct {
 // further behind means that the clock was set back.
 const lateSeconds = 60
 
-// next counts a refusal and tells whether to write a line now, and for how many refusals it stands.
+// next counts a refusal and reports whether to write a line now, and for how many refusals it stands.
 func (l *refusalLog) next(now time.Time) (count int64, write bool) {
 	l.since.Add(1)
 	second := now.Unix()
@@ -206,7 +206,7 @@ func (h *Handler) noteUncertain(t *tier) {
 	}
 }
 
-// usesAuth tells whether a key needs an authentication handler in front.
+// usesAuth reports whether a key needs an authentication handler in front.
 func (k key) usesAuth() bool {
 	for _, part := range k.parts {
 		for _, s := range part {

@@ -219,8 +219,8 @@ func (e *edge) warning(containing string) logLine {
 	return lines[0]
 }
 
-// C1: without hops, rotating headers buy nothing, and one warning tells that one came.
-func TestC1ForgedHeadersBuyNothing(t *testing.T) {
+// Without hops, rotating headers buy nothing, and one warning tells that one came.
+func TestForgedHeadersBuyNothing(t *testing.T) {
 	t.Parallel()
 	for i, header := range []string{"X-Forwarded-For", "Forwarded"} {
 		e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit c1-%d {\n trusted_hops 0\n tier ip 2/m\n }\n respond {http.tiered_limit.client_ip}\n}", i))
@@ -246,7 +246,7 @@ func TestC1ForgedHeadersBuyNothing(t *testing.T) {
 }
 
 // A chain that is too short is never used; it is counted each time, and told once.
-func TestC4AShortChainFallsBackToThePeer(t *testing.T) {
+func TestAShortChainFallsBackToThePeer(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -271,8 +271,8 @@ func TestC4AShortChainFallsBackToThePeer(t *testing.T) {
 	assert.NotContains(t, fmt.Sprint(warning), clientA)
 }
 
-// C6: an entry that is no address is not passed over.
-func TestC6ABadEntryFallsBackToThePeer(t *testing.T) {
+// An entry that is no address is not passed over.
+func TestABadEntryFallsBackToThePeer(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -289,9 +289,9 @@ func TestC6ABadEntryFallsBackToThePeer(t *testing.T) {
 	assert.Equal(t, "bad_entry", e.warning("forwarding chain cannot be used").str("reason"))
 }
 
-// C10: without trusted_proxies_strict the client is still read from the right, and a warning tells that Caddy's own
+// Without trusted_proxies_strict the client is still read from the right, and a warning tells that Caddy's own
 // client address may differ.
-func TestC10TrustedProxiesWithoutStrict(t *testing.T) {
+func TestTrustedProxiesWithoutStrict(t *testing.T) {
 	t.Parallel()
 	site := func(strict, name string) string {
 		return fmt.Sprintf(`
@@ -335,8 +335,8 @@ http://c.test:8081 {
 	assert.Empty(t, e.logs.lines("warn", ""))
 }
 
-// C12: a peer that is no trusted proxy is the client, whatever it sends.
-func TestC12AnUntrustedPeerIsTheClient(t *testing.T) {
+// A peer that is no trusted proxy is the client, whatever it sends.
+func TestAnUntrustedPeerIsTheClient(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 {
@@ -369,8 +369,8 @@ func TestC12AnUntrustedPeerIsTheClient(t *testing.T) {
 	assert.Empty(t, e.logs.lines("warn", ""))
 }
 
-// C13: peers without an address share one bucket.
-func TestC13AUnixSocketIsOneBucket(t *testing.T) {
+// Peers without an address share one bucket.
+func TestAUnixSocketIsOneBucket(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -390,8 +390,8 @@ func TestC13AUnixSocketIsOneBucket(t *testing.T) {
 	assert.Equal(t, 6.0, e.metric(`client_fallback_total{reason="no_peer",stack="c13"}`))
 }
 
-// C15: where nothing is stated the stack is inert, and one warning names the cure.
-func TestC15NothingStatedLimitsNobody(t *testing.T) {
+// Where nothing is stated the stack is inert, and one warning names the cure.
+func TestNothingStatedLimitsNobody(t *testing.T) {
 	t.Parallel()
 	for i, tiers := range []string{"tier ip 1/m", "tier global 1/m\n exempt_clients 192.0.2.1", "tier x 1/m {\n key {header.X-User} {http.tiered_limit.client_ip}\n }", "trusted_hops\n tier ip 1/m", "trusted_hops \"\"\n tier ip 1/m"} {
 		e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit c15-%d {\n %s\n tier all 1/m {\n key k\n }\n }\n respond \"ok{http.tiered_limit.client_ip}\"\n}", i, tiers))
@@ -409,8 +409,8 @@ func TestC15NothingStatedLimitsNobody(t *testing.T) {
 	}
 }
 
-// C15: a stack that needs no address works without a topology, and says nothing.
-func TestC15AStackWithoutAddressesNeedsNoTopology(t *testing.T) {
+// A stack that needs no address works without a topology, and says nothing.
+func TestAStackWithoutAddressesNeedsNoTopology(t *testing.T) {
 	t.Parallel()
 	for i, tiers := range []string{"tier global 1/m", "tier x 1/m {\n key {header.X-User}\n }", "tier global 1/m\n tier ip 0/m", "tier global 1/m\n tier ip off"} {
 		e := newEdge(t, fmt.Sprintf(":8080 {\n tiered_limit c15-none-%d {\n %s\n }\n respond ok\n}", i, tiers))
@@ -419,8 +419,8 @@ func TestC15AStackWithoutAddressesNeedsNoTopology(t *testing.T) {
 	}
 }
 
-// C16: where every request is counted for one address and its neighbour differs, one warning tells, without an address.
-func TestC16HopsStatedTooLow(t *testing.T) {
+// Where every request is counted for one address and its neighbour differs, one warning tells, without an address.
+func TestHopsStatedTooLow(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -452,8 +452,8 @@ func TestC16HopsStatedTooLow(t *testing.T) {
 	assert.NotContains(t, fmt.Sprint(warning), "192.0.2")
 }
 
-// C16: there is no such warning where clients are told apart, or where everybody is the same client.
-func TestC16HopsStatedRightly(t *testing.T) {
+// There is no such warning where clients are told apart, or where everybody is the same client.
+func TestHopsStatedRightly(t *testing.T) {
 	t.Parallel()
 	for i, chain := range []func(n int) string{
 		func(n int) string { return fmt.Sprintf("6.6.6.%d, 192.0.2.%d", n%250, n%250) },
@@ -468,8 +468,8 @@ func TestC16HopsStatedRightly(t *testing.T) {
 	}
 }
 
-// C18: a chain of trusted proxies alone falls back to the peer; a unix peer's header is read where hops say so.
-func TestC18AllTrustedAndUnixPeers(t *testing.T) {
+// A chain of trusted proxies alone falls back to the peer; a unix peer's header is read where hops say so.
+func TestAllTrustedAndUnixPeers(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 {

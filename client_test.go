@@ -67,9 +67,9 @@ func directly(peers ...string) []request {
 	return list
 }
 
-// C7: ports, brackets and zones are no part of a client, in a header and in the peer's address. The prefix is the
+// Ports, brackets and zones are no part of a client, in a header and in the peer's address. The prefix is the
 // longest, so that it does not hide a difference.
-func TestClientRowSpellings(t *testing.T) {
+func TestClientSpellings(t *testing.T) {
 	for _, test := range []struct {
 		name, client string
 		spellings    []string
@@ -102,8 +102,8 @@ func TestClientRowSpellings(t *testing.T) {
 	e.oneBucket("fe80::1", directly("[fe80::1]:1", "[fe80::1%eth0]:1", "[fe80::1%eth1]:2"), directly("[fe80::2%eth0]:1")...)
 }
 
-// C8: an IPv4 address in IPv6 clothes is that IPv4 address, and not one of a /64 that all of them would share.
-func TestClientRowMapped(t *testing.T) {
+// An IPv4 address in IPv6 clothes is that IPv4 address, and not one of a /64 that all of them would share.
+func TestClientMapped(t *testing.T) {
 	spellings := []string{"203.0.113.7", "::ffff:203.0.113.7", "::ffff:cb00:7107", "::FFFF:CB00:7107",
 		"0:0:0:0:0:ffff:cb00:7107", "[::ffff:203.0.113.7]:443", "[::ffff:cb00:7107]"}
 	others := []string{"::ffff:203.0.113.8", "::ffff:cb00:7109", "203.0.113.10"}
@@ -118,7 +118,7 @@ func TestClientRowMapped(t *testing.T) {
 
 // IPv4 addresses in IPv6 ones are those IPv4 addresses, in a header, as the peer, as a trusted proxy and as an exempt client:
 // by the prefixes that are the same everywhere, and by those of the operator's own translators.
-func TestClientRowTranslated(t *testing.T) {
+func TestClientTranslated(t *testing.T) {
 	const own = "nat64_prefix 2001:db8:64::/96 2001:db8:122::/48\n"
 	for name, c := range map[string]struct{ stated, client, other string }{
 		"well-known":          {"", "64:ff9b::203.0.113.7", "64:ff9b::203.0.113.8"},
@@ -167,7 +167,7 @@ func TestClientRowTranslated(t *testing.T) {
 
 // What is about the topology may change and does not start counters anew: a translator is stated, and its clients go on as
 // the IPv4 clients that they are.
-func TestClientRowTranslatorStatedLater(t *testing.T) {
+func TestClientTranslatorStatedLater(t *testing.T) {
 	e := newEdge(t, clientSite("", "translator-later", "trusted_hops 1\ntier ip 2/m"))
 	assert.Equal(t, 1, e.served(1, throughProxy("203.0.113.7")[0]))
 	e.reload(clientSite("", "translator-later", "trusted_hops 1\nnat64_prefix 2001:db8:64::/96\ntier ip 2/m"))
@@ -175,7 +175,7 @@ func TestClientRowTranslatorStatedLater(t *testing.T) {
 }
 
 // An IPv6 address with a port and without brackets is one client, whichever port it has, where that can be told.
-func TestClientRowPortWithoutBrackets(t *testing.T) {
+func TestClientPortWithoutBrackets(t *testing.T) {
 	e := newEdge(t, clientSite("", "bare-ports", "trusted_hops 1 CloudFront-Viewer-Address\nipv6_prefix 128\ntier ip 1/m"))
 	from := func(values ...string) (list []request) {
 		for _, v := range values {
@@ -188,8 +188,8 @@ func TestClientRowPortWithoutBrackets(t *testing.T) {
 	e.oneBucket("203.0.113.7", from("203.0.113.7:46532", "::ffff:203.0.113.7:46533"))
 }
 
-// C9: by default an IPv6 client is its /64 and an IPv4 client its address.
-func TestClientRowPrefixes(t *testing.T) {
+// By default an IPv6 client is its /64 and an IPv4 client its address.
+func TestClientPrefixes(t *testing.T) {
 	e := newEdge(t, clientSite("", "prefixes", "trusted_hops 0\ntier ip 5/m"))
 	host := func(network string, n int) request {
 		return request{peer: fmt.Sprintf("[%s:%x:%x:%x:%x]:4000", network, n*40503&0xffff, n*9973&0xffff, n*31337&0xffff, n)}
@@ -212,8 +212,8 @@ func TestClientRowPrefixes(t *testing.T) {
 	}
 }
 
-// C11: a trusted proxy is known in IPv6 clothes too, as an entry and as the peer.
-func TestClientRowTrustedMapped(t *testing.T) {
+// A trusted proxy is known in IPv6 clothes too, as an entry and as the peer.
+func TestClientTrustedMapped(t *testing.T) {
 	const trusted = "servers {\ntrusted_proxies static 10.0.0.0/8\n}"
 	e := newEdge(t, clientSite(trusted, "trusted-mapped", "tier ip 1/m"))
 	same := throughProxy("203.0.113.7, ::ffff:10.0.0.5", "203.0.113.7, ::ffff:a00:5", "203.0.113.7, [::ffff:10.0.0.5]:443",
@@ -223,9 +223,9 @@ func TestClientRowTrustedMapped(t *testing.T) {
 		throughProxy("203.0.113.8, ::ffff:10.0.0.5", "203.0.113.7, ::ffff:11.0.0.5")...)
 }
 
-// C17: what a caller leaves open in a Forwarded line does not swallow what the proxy appended, and never makes the
+// What a caller leaves open in a Forwarded line does not swallow what the proxy appended, and never makes the
 // caller the client that it claims to be.
-func TestClientRowForwarded(t *testing.T) {
+func TestClientForwarded(t *testing.T) {
 	e := newEdge(t, clientSite("", "forwarded-rows", "trusted_hops 1 Forwarded\ntier ip 1/m"))
 	forwardedBy := func(peer string, lines ...string) request {
 		return request{peer: peer + ":4711", header: http.Header{"Forwarded": lines}}
