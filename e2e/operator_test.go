@@ -180,6 +180,7 @@ func TestOperatorSeesTheRunningConfig(t *testing.T) {
 // families are the metrics, and the labels that each of their series has.
 var families = map[string][]string{
 	"requests_total": {"outcome", "stack"}, "refusals_total": {"dry_run", "stack", "tier"}, "skipped_total": {"stack", "tier"},
+	"uncertain_total": {"stack", "tier"},
 	"client_fallback_total": {"reason", "stack"}, "counters": {"stack"}, "overflow_total": {"stack"},
 	"local_refusals_total": {"stack"}, "store_errors_total": {"kind", "store"}, "decision_seconds_bucket": {"store", "le"},
 	"decision_seconds_sum": {"store"}, "decision_seconds_count": {"store"},
@@ -228,7 +229,7 @@ func TestOperatorScrapesEveryMetric(t *testing.T) {
 		`requests_total{outcome="dry_refused",stack="api"}`: "1", `requests_total{outcome="preflight",stack="api"}`: "1",
 		`refusals_total{dry_run="false",stack="api",tier="ip"}`: "2", `refusals_total{dry_run="true",stack="api",tier="dry"}`: "1",
 		`skipped_total{stack="api",tier="dry"}`: "5", `client_fallback_total{reason="bad_entry",stack="api"}`: "2",
-		`client_fallback_total{reason="short_chain",stack="api"}`: "1", `counters{stack="api"}`: "4", `overflow_total{stack="api"}`: "0",
+		`client_fallback_total{reason="short_chain",stack="api"}`: "1", `counters{stack="api"}`: "5", `overflow_total{stack="api"}`: "0",
 		`local_refusals_total{stack="api"}`: "0",
 	} {
 		assert.Equal(t, want, series["caddy_tiered_limit_"+name], name)
