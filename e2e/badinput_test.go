@@ -18,7 +18,7 @@ const victim = "198.51.100.200"
 type absurdity struct {
 	name   string
 	fields string // header field lines, each with its CRLF; %c is the client that the proxy names, %v the victim
-	client string // "chain": the one that the proxy appended; "peer"; "" if the server refuses the request
+	client string // "chain": the one that the proxy appended; "peer", apart from its own budget; "" if the server refuses the request
 }
 
 // line is a header field line.
@@ -129,7 +129,7 @@ func checkAbsurdity(t *testing.T, c absurdity, number, port int, honest func(cli
 		assert.Equal(t, []int{200, 200}, append(peerLeft, clientLeft...), "budgets of peer and client")
 	case "peer":
 		assert.Equal(t, []int{200, 200, 429}, got)
-		assert.Equal(t, []int{429, 200}, append(peerLeft, clientLeft...), "budgets of peer and client")
+		assert.Equal(t, []int{200, 200}, append(peerLeft, clientLeft...), "a chain of no use is counted apart from peer and client")
 	case "chain":
 		assert.Equal(t, []int{200, 200, 429}, got)
 		assert.Equal(t, []int{200, 429}, append(peerLeft, clientLeft...), "budgets of peer and client")
