@@ -165,7 +165,7 @@ func (*nullWriter) WriteHeader(int)             {}
 
 // Reading a key out of a cookie, a query or credentials allocates nothing.
 func TestReadingKeysAllocatesNothing(t *testing.T) {
-	p := prepareHandler(t, newEdge(t, fmt.Sprintf(keyTiers, "keys-alloc")), 1)
+	p := prepareHandler(t, newEdge(t, fmt.Sprintf(keyTiers, "keys-alloc", "tier query 2000000000/h {\nkey {http.request.uri.query.api_key}\n}")), 1)
 	r := p.rewind(0)
 	r.Header["Cookie"] = []string{"theme=dark; lang=en-GB; sid=%76alid-0123456789; consent=yes"}
 	r.Header["Authorization"] = []string{"Bearer 0123456789abcdef"}
@@ -183,7 +183,7 @@ func TestReadingKeysAllocatesNothing(t *testing.T) {
 	assert.Equal(t, 4, bits.OnesCount64(rec.judged))
 }
 
-// keyTiers are tiers by address, credentials, cookie and query.
+// keyTiers are tiers by address, credentials and cookie, and more.
 const keyTiers = `
 :8080 {
 	tiered_limit %s {
@@ -195,16 +195,14 @@ const keyTiers = `
 		tier session 2000000000/h {
 			key {http.request.cookie.sid}
 		}
-		tier query 2000000000/h {
-			key {http.request.uri.query.api_key}
-		}
+		%s
 	}
 	respond ok
 }`
 
 // What it costs to decide by address, credentials and a cookie.
 func BenchmarkDecideByKeys(b *testing.B) {
-	p := prepareHandler(b, newEdge(b, fmt.Sprintf(keyTiers, "keys-bench")), 1)
+	p := prepareHandler(b, newEdge(b, fmt.Sprintf(keyTiers, "keys-bench", "")), 1)
 	r := p.rewind(0)
 	r.Header["Cookie"] = []string{"theme=dark; lang=en-GB; sid=valid-0123456789; consent=yes"}
 	r.Header["Authorization"] = []string{"Bearer 0123456789abcdef"}

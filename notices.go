@@ -185,7 +185,7 @@ func (h *Handler) warnUntrustedPeer(v clientip.PeerVerdict) {
 // noteSkipped counts a tier that could not tell whom to count, and explains the first one.
 func (h *Handler) noteSkipped(t *tier) {
 	t.meter.skip()
-	if !h.run.first("skipped " + t.name) {
+	if !h.run.first(t.skipped) {
 		return
 	}
 	text := "every key of a tier is empty for a request, so the tier does not limit it; callers can leave a key out on " +
@@ -200,7 +200,7 @@ func (h *Handler) noteSkipped(t *tier) {
 // noteUncertain counts a request whose key cannot be read with certainty, and explains the first one.
 func (h *Handler) noteUncertain(t *tier) {
 	t.meter.uncertain.Add(1)
-	if h.run.first("uncertain " + t.name) {
+	if h.run.first(t.uncertain) {
 		h.logger.Warn("a key of a tier cannot be read with certainty, since servers would read different values or none; all "+
 			"such requests are counted together", zap.String("stack", h.stackLabel), zap.String("tier", t.name))
 	}

@@ -94,6 +94,8 @@ type tier struct {
 	usesClient bool
 	match      tierMatch
 	index      int           // in the claims' stack
+	skipped    string        // kinds of warnings, as [stackRun.first] knows them
+	uncertain  string
 	longest    time.Duration // of the limits' windows
 	dryHeader  bool
 	log        *refusalLog
@@ -109,6 +111,7 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 		c := &tier{name: t.Name, keys: keys, lines: t.keyLines(), resets: new(resetText)}
+		c.skipped, c.uncertain = "skipped "+t.Name, "uncertain "+t.Name
 		for _, k := range keys {
 			c.usesClient = c.usesClient || k.usesClient
 		}

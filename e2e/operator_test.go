@@ -182,7 +182,7 @@ var families = map[string][]string{
 	"requests_total": {"outcome", "stack"}, "refusals_total": {"dry_run", "stack", "tier"}, "skipped_total": {"stack", "tier"},
 	"uncertain_total":       {"stack", "tier"},
 	"client_fallback_total": {"reason", "stack"}, "counters": {"stack"}, "overflow_total": {"stack"},
-	"uncertain_total": {"stack", "tier"}, "local_refusals_total": {"stack"}, "store_errors_total": {"kind", "store"}, "decision_seconds_bucket": {"store", "le"},
+	"local_refusals_total": {"stack"}, "store_errors_total": {"kind", "store"}, "decision_seconds_bucket": {"store", "le"},
 	"decision_seconds_sum": {"store"}, "decision_seconds_count": {"store"},
 }
 
