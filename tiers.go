@@ -93,8 +93,8 @@ type tier struct {
 	fixed      []byte     // the identity, where it never varies
 	usesClient bool
 	match      tierMatch
-	index      int           // in the claims' stack
-	skipped    string        // kinds of warnings, as [stackRun.first] knows them
+	index      int    // in the claims' stack
+	skipped    string // kinds of warnings, as [stackRun.first] knows them
 	uncertain  string
 	longest    time.Duration // of the limits' windows
 	dryHeader  bool
