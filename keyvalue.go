@@ -70,6 +70,12 @@ func (v *valueReader) result(certain bool) ([]byte, presence) {
 // appendHeader appends the value of a header field. Several lines with different values are uncertain. Fields that only
 // differ in an underscore or a dot in place of a hyphen are the same to some servers, but Caddy drops these.
 func appendHeader(buf []byte, lines []string, name string) ([]byte, presence) {
+	if len(lines) == 0 {
+		return buf, absent
+	}
+	if len(lines) == 1 && !areCredentials(name) && plainEnds(lines[0]) {
+		return append(buf, lines[0]...), present
+	}
 	v := valueReader{buf: buf, start: len(buf)}
 	write := headerWriter(name)
 	for _, line := range lines {
@@ -82,10 +88,20 @@ func appendHeader(buf []byte, lines []string, name string) ([]byte, presence) {
 
 // headerWriter is what appends a value of a field.
 func headerWriter(name string) func([]byte, string) ([]byte, bool) {
-	if name == "Authorization" || name == "Proxy-Authorization" {
+	if areCredentials(name) {
 		return appendCredentials
 	}
 	return appendTrimmed
+}
+
+// areCredentials reports whether a field has a scheme in front of its value.
+func areCredentials(name string) bool {
+	return name == "Authorization" || name == "Proxy-Authorization"
+}
+
+// plainEnds reports whether a value is not empty and has no blanks around it.
+func plainEnds(text string) bool {
+	return text != "" && text[0] > ' ' && text[len(text)-1] > ' '
 }
 
 // appendTrimmed appends a value without the blanks around it, which are no part of it (RFC 9110 section 5.5).
