@@ -8,6 +8,7 @@ import (
 	"time"
 
 	tieredlimit "github.com/tieredlimit/caddy-tieredlimit"
+	"github.com/tieredlimit/caddy-tieredlimit/store/memory"
 )
 
 // ours are the subjects of this project: a stack of three tiers as a user would write it, one with a single tier, and
@@ -60,7 +61,7 @@ func openMemory(c Case) (Running, error) {
 	} {
 		spec.Tiers = append(spec.Tiers, tier)
 	}
-	counters, err := (&tieredlimit.Memory{MaxKeys: &most}).Open(spec)
+	counters, err := (&memory.Memory{MaxKeys: &most}).Open(spec)
 	if err != nil {
 		return nil, err
 	}
