@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -9,8 +10,13 @@ import (
 // OPTIONS with Origin and Access-Control-Request-Method, without a body, and without any field that neither browsers nor
 // the proxies in between add to a preflight: credentials under whatever name, another method, another target.
 func isPreflight(r *http.Request) bool {
-	if r.Method != http.MethodOptions || !hasField(r, "Origin") || !hasField(r, "Access-Control-Request-Method") {
+	if r.Method != http.MethodOptions {
 		return false
+	}
+	for _, field := range originFields {
+		if !hasField(r, field) {
+			return false
+		}
 	}
 	for name := range r.Header {
 		if !isPreflightField(name) {
@@ -19,6 +25,9 @@ func isPreflight(r *http.Request) bool {
 	}
 	return !overridesMethod(r) && !hasBody(r) // last, since it may wait
 }
+
+// originFields are the header fields that every preflight has, by their canonical names.
+var originFields = [...]string{"Origin", "Access-Control-Request-Method"}
 
 // hasField reports whether a field is there once, with a value.
 func hasField(r *http.Request, canonical string) bool {
@@ -75,6 +84,11 @@ var preflightPrefixes = []string{
 
 // methodFields are header fields out of which frameworks take the method of a request, by their canonical names.
 var methodFields = [...]string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "X-Http-Verb"}
+
+// decidingFields are the header fields whose values decide, beside those of keys, matchers and forwarding chains.
+func decidingFields() []string {
+	return slices.Concat(originFields[:], methodFields[:], pathFields[:])
+}
 
 // overridesMethod reports whether a request has a field or a parameter out of which frameworks take its method.
 func overridesMethod(r *http.Request) bool {

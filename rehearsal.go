@@ -43,7 +43,7 @@ func (s *rehearsal) Info() replay.StackInfo {
 	h := s.h
 	info := replay.StackInfo{
 		Label: h.stackLabel, DryRun: h.DryRun, LogKeys: h.LogKeys, Hops: h.topology.Hops, Header: h.topology.Header,
-		Trusted: h.topology.Limited(), Telling: isMoreThanPreflight,
+		Trusted: h.topology.Limited(), Telling: isMoreThanPreflight, Fields: decidingFields(),
 		Headers: append([]string{h.topology.Header}, h.topology.Headers...),
 	}
 	switch h.mode {

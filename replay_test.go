@@ -496,6 +496,52 @@ func TestAReplayKnowsWhatIsNoPreflight(t *testing.T) {
 	assert.Equal(t, 0, replayed(t, config, real))
 }
 
+// Fields that name another method or path decide in a replay as they did when the request was served, whether the config
+// speaks of them or not.
+func TestAReplayKnowsFieldsThatNameAnotherRequest(t *testing.T) {
+	const config = ":8080 {\ntiered_limit other-request {\ntrusted_hops 0\nexempt /health\ntier ip 1/h {\nmatch %s\n}\n}\nrespond ok\n}"
+	for name, c := range map[string]struct {
+		match string
+		q     request
+	}{
+		"a method":         {"method POST", request{}.with("X-HTTP-Method-Override", "POST")},
+		"another field":    {"method POST", request{}.with("X-HTTP-Verb", "POST")},
+		"a path":           {"path /login", request{}.with("X-Original-Url", "/login")},
+		"an exempt path":   {"method GET", request{url: "http://localhost/health"}.with("X-Rewrite-Url", "/x")},
+		"a path rewritten": {"path /login", request{}.with("X-Rewrite-Url", "/Login?x=1")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			requests := make([]recorded, 20)
+			for i := range requests {
+				requests[i] = recorded{request: c.q, at: testStart.Add(time.Duration(i) * time.Second)}
+			}
+			assert.Equal(t, 19, replayed(t, fmt.Sprintf(config, c.match), requests))
+			for i := range requests {
+				requests[i].header = nil
+			}
+			assert.Equal(t, 0, replayed(t, fmt.Sprintf(config, strings.Replace(c.match, "GET", "PUT", 1)), requests), "without it")
+		})
+	}
+}
+
+// A preflight with a body is none over HTTP/3 either, where the log has no length of it but what was read.
+func TestAReplayKnowsTheBodyOfAPreflight(t *testing.T) {
+	const config = "{\nauto_https off\n}\n:8080 {\ntiered_limit body-read {\ntrusted_hops 0\ntier ip 1/h\n}\nrespond ok\n}"
+	requests := make([]recorded, 10)
+	for i := range requests {
+		requests[i] = recorded{request: request{method: "OPTIONS", body: "x", header: preflight().header}, at: testStart.Add(time.Duration(i) * time.Second)}
+	}
+	log, _ := newRecording(logging.LogEncoderConfig{}, false).log(t, requests)
+	log = strings.NewReplacer(`"Content-Length":["1"],`, "", `,"Content-Length":["1"]`, "", "HTTP/1.1", "HTTP/3.0").Replace(log)
+	require.NotContains(t, log, "Content-Length")
+	require.Contains(t, log, `"bytes_read":1`)
+	rep := replayLog(t, config, log, replay.Options{})
+	assert.Equal(t, int64(9), rep.Stacks[0].Outcomes["refused"])
+	log = strings.ReplaceAll(log, `"bytes_read":1`, `"bytes_read":0`)
+	rep = replayLog(t, config, log, replay.Options{})
+	assert.Equal(t, int64(10), rep.Stacks[0].Outcomes["preflight"])
+}
+
 // Ports that vary, quotes and escapes do not keep a replay from finding the hop count in Forwarded.
 func TestAReplayFindsTheHopCountInForwarded(t *testing.T) {
 	for name, lb := range map[string]string{"a port": `"10.0.0.2:%d"`, "brackets": `"[2001:db8::2]:%d"`, "an escape": `"10.0.0.\2:%d"`} {

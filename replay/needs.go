@@ -17,11 +17,11 @@ type needs struct {
 	telling func(name string) bool // as in StackInfo
 }
 
-// alwaysNeeded are the fields whose values preflights need. Besides, forwarding chains are always studied.
-var alwaysNeeded = []string{"Origin", "Access-Control-Request-Method", "Content-Length"}
-
-// settle completes the fields.
-func (n *needs) settle() { n.headers = slices.Concat(n.headers, studiedHeaders[:], alwaysNeeded) }
+// settle completes the fields: by the length, which makes a request of a line what it was, and by the forwarding chains,
+// which are always studied.
+func (n *needs) settle() {
+	n.headers = slices.Concat(n.headers, studiedHeaders[:], []string{"Content-Length"})
+}
 
 // knownPlaceholders are those that a request that is used over and over answers rightly.
 var knownPlaceholders = map[string]bool{

@@ -219,7 +219,7 @@ func (c *compiler) stage(s *site, stack Stack) *stage {
 		st.deps = append(st.deps, deps)
 		c.needs.matchers(t.Matchers)
 	}
-	c.needs.headers = append(c.needs.headers, info.Headers...)
+	c.needs.headers = slices.Concat(c.needs.headers, info.Headers, info.Fields)
 	c.needs.telling = info.Telling
 	s.stages = append(s.stages, st)
 	for _, header := range info.clientHeaders() {

@@ -43,6 +43,9 @@ type StackInfo struct {
 	// server.
 	Headers []string
 
+	// Fields are the canonical names of further fields whose values the decision looks at, whatever the config says.
+	Fields []string
+
 	// Telling reports whether a header field makes an OPTIONS request more than a preflight, whatever its value is.
 	Telling func(name string) bool
 }

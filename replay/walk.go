@@ -158,8 +158,8 @@ func (w *walk) copyTo(r *http.Request) {
 	r.ContentLength, r.TransferEncoding = 0, nil
 	if n, err := strconv.ParseInt(r.Header.Get("Content-Length"), 10, 64); err == nil {
 		r.ContentLength = n
-	} else if e.size > 0 {
-		r.ContentLength = -1
+	} else {
+		r.ContentLength = e.size
 	}
 	if e.flags&chunked != 0 {
 		r.ContentLength, r.TransferEncoding = -1, []string{"chunked"}
