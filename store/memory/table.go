@@ -24,7 +24,7 @@ type table struct {
 
 	overflow atomic.Pointer[overflow]
 
-	mu   sync.Mutex   // held to turn live
+	mu   sync.Mutex   // held to change live and shares
 	end  atomic.Int64 // of the window that live belongs to
 	live atomic.Int64 // how many counters the window has
 
