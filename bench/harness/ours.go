@@ -8,6 +8,7 @@ import (
 	"time"
 
 	tieredlimit "github.com/tieredlimit/caddy-tieredlimit"
+	"github.com/tieredlimit/caddy-tieredlimit/store/memory"
 )
 
 // ours are the subjects of this project: a stack of three tiers as a user would write it, one with a single tier, and
@@ -60,7 +61,7 @@ func openMemory(c Case) (Running, error) {
 	} {
 		spec.Tiers = append(spec.Tiers, tier)
 	}
-	counters, err := (&tieredlimit.Memory{MaxKeys: &most}).Open(spec)
+	counters, err := (&memory.Memory{MaxKeys: &most}).Open(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -73,13 +74,15 @@ func (m *memoryStore) Close() error { return m.counters.Close() }
 // Caller implements [Running].
 func (m *memoryStore) Caller(v *visits) func(i int) bool {
 	claims := []tieredlimit.Claim{{Tier: 0}, {Tier: 1}, {Tier: 2, Identity: []byte("global")}}
-	states := make([]tieredlimit.State, len(claims))
+	for i := range claims {
+		claims[i].Hits, claims[i].States = 1, make([]tieredlimit.State, 1)
+	}
 	ctx, now := context.Background(), time.Now()
 	identities := identitiesOf(v)
 	return func(i int) bool {
 		pair := &identities[i]
 		claims[0].Identity, claims[1].Identity = pair.ip[:], pair.user[:]
-		decision, err := m.counters.Take(ctx, now, claims, states)
+		decision, err := m.counters.Take(ctx, now, claims)
 		return err == nil && decision.RefusedBy < 0
 	}
 }

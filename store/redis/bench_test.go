@@ -95,10 +95,8 @@ func BenchmarkAgainstBare(b *testing.B) {
 	client := *one.link.client.Load()
 	decide := func(c *counters, tiers int) func(int) {
 		return func(n int) {
-			claims := [3]store.Claim{{Tier: 0, Identity: who[n%benchClients]}, {Tier: 1, Identity: who[n%benchClients]},
-				{Tier: 2, Identity: []byte("all")}}
-			var into [3]store.State
-			if _, err := c.Take(context.Background(), time.Time{}, claims[:tiers], into[:tiers]); err != nil {
+			claims := threeClaims(who[n%benchClients])
+			if _, err := c.Take(context.Background(), time.Time{}, claims[:tiers]); err != nil {
 				b.Error(err)
 			}
 		}
@@ -163,10 +161,8 @@ func BenchmarkRefusedAgain(b *testing.B) {
 		now := time.Now()
 		refused := func(counters store.Counters) func(int) {
 			return func(n int) {
-				claims := [3]store.Claim{{Tier: 0, Identity: who[n%clients]}, {Tier: 1, Identity: who[n%clients]},
-					{Tier: 2, Identity: []byte("all")}}
-				var into [3]store.State
-				if _, err := counters.Take(context.Background(), now, claims[:], into[:]); err != nil {
+				claims := threeClaims(who[n%clients])
+				if _, err := counters.Take(context.Background(), now, claims[:]); err != nil {
 					b.Error(err)
 				}
 			}
@@ -199,11 +195,9 @@ func BenchmarkTake(b *testing.B) {
 	b.ReportAllocs()
 	b.SetParallelism(benchCallers / 2)
 	b.RunParallel(func(pb *testing.PB) {
-		var into [3]store.State
 		for n := 0; pb.Next(); n++ {
-			id := who[n%benchClients]
-			claims := [3]store.Claim{{Tier: 0, Identity: id}, {Tier: 1, Identity: id}, {Tier: 2, Identity: []byte("all")}}
-			if _, err := c.Take(context.Background(), time.Time{}, claims[:], into[:]); err != nil {
+			claims := threeClaims(who[n%benchClients])
+			if _, err := c.Take(context.Background(), time.Time{}, claims[:]); err != nil {
 				b.Error(err)
 			}
 		}
@@ -224,10 +218,8 @@ func BenchmarkGuard(b *testing.B) {
 	who := identities(benchClients)
 	decide := func(c *counters) func(int) {
 		return func(n int) {
-			claims := [3]store.Claim{{Tier: 0, Identity: who[n%benchClients]}, {Tier: 1, Identity: who[n%benchClients]},
-				{Tier: 2, Identity: []byte("all")}}
-			var into [3]store.State
-			if _, err := c.Take(context.Background(), time.Now(), claims[:], into[:]); err != nil {
+			claims := threeClaims(who[n%benchClients])
+			if _, err := c.Take(context.Background(), time.Now(), claims[:]); err != nil {
 				b.Error(err)
 			}
 		}
@@ -248,4 +240,14 @@ func BenchmarkGuard(b *testing.B) {
 	b.ReportMetric(ratios[len(ratios)/2], "of-bare")
 	b.ReportMetric(ratios[len(ratios)/4], "of-bare-lower-quartile")
 	b.ReportMetric(median(times), "cpu-of-bare")
+}
+
+// threeClaims are a client's of three tiers with one limit each, the last of which has one bucket for everybody.
+func threeClaims(who []byte) [3]store.Claim {
+	states := make([]store.State, 3)
+	return [3]store.Claim{
+		{Tier: 0, Identity: who, Hits: 1, States: states[0:1:1]},
+		{Tier: 1, Identity: who, Hits: 1, States: states[1:2:2]},
+		{Tier: 2, Identity: []byte("all"), Hits: 1, States: states[2:3:3]},
+	}
 }

@@ -56,7 +56,7 @@ func TestStrangersAreAFailure(t *testing.T) {
 			for range 4 {
 				wait.Go(func() {
 					for range 4 {
-						_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+						_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 						requireStranger(t, err)
 					}
 				})
@@ -83,7 +83,7 @@ func TestStrangersAtConnecting(t *testing.T) {
 						settings = and(settings, "master_name", "m")
 					}
 					c, _ := observed(t, stackOf(plainTier("ip", 3, day)), and(settings, "timeout", "20ms"))
-					_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+					_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 					requireStranger(t, err)
 				})
 			}
@@ -110,7 +110,7 @@ func TestClosesInMidAnswer(t *testing.T) {
 			w.Close()
 		})
 		c, _ := observed(t, stackOf(plainTier("ip", 3, day)), faulty(fake.Addr()))
-		_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+		_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 		var away *store.UnavailableError
 		require.ErrorAs(t, err, &away, "after %d bytes", length)
 		assert.Equal(t, "network", away.Kind, "after %d bytes: %v", length, err)
@@ -169,7 +169,7 @@ func TestAnswersThatCannotBe(t *testing.T) {
 				_, _ = io.WriteString(w, strangerAnswer(test.answer...))
 			})
 			c, _ := observed(t, spec, faulty(fake.Addr()))
-			_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "b"), make([]store.State, 2))
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "b"))
 			if test.ok {
 				assert.NoError(t, err)
 				return
