@@ -53,7 +53,7 @@ func contents(server *redistest.Server) map[string]string {
 // primed is a server that has the scripts, so that each request is one call.
 func primed(t testing.TB) *redistest.Server {
 	server := redistest.Start(t)
-	server.Do("SCRIPT", "LOAD", takeText)
+	server.Do("SCRIPT", "LOAD", takeScript.text)
 	return server
 }
 

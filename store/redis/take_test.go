@@ -393,7 +393,7 @@ func TestForeignValuesCountAsNone(t *testing.T) {
 	for _, plant := range [][]string{
 		{"LPUSH", key, "x"}, {"HSET", key, "a", "b"}, {"SADD", key, "x"}, {"SET", key, "garbage"}, {"SET", key, ""},
 		{"SET", key, ":"}, {"SET", key, "1:2:3"}, {"SET", key, "-1:-1"}, {"SET", key, "1e9:5"}, {"SET", key, "0"},
-		{"SET", key, "-7"},
+		{"SET", key, "-7"}, {"SET", key, "99999999999999:9:99999999999999999999"}, {"SET", key, "99999999999999:99999999999:9"},
 		{"SET", key, "1.5"}, {"SET", key, "nan"}, {"SET", key, "inf"}, {"SET", key, "9e99"}, {"SET", key, "0x10"},
 		{"SET", key, "9223372036854775807"}, {"SET", key, " " + testCounter(day, time.Now(), 0)},
 		{"SET", key, testCounter(day, time.Now(), 0) + ".5"}, {"SET", key, testCounter(day, time.Now().Add(-day), 2)},

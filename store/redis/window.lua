@@ -11,6 +11,7 @@ local function read(value, window)
 	if not value then return 0, current end
 	local number, finish, hits, of = tonumber(value), nil, nil, nil
 	if number then
+		if not (number >= 0 and number < 9e15) then return 0, current end
 		hits = number - start(window)
 		if hits >= 0 and hits < 1e10 then return math.floor(hits), current end
 		if not (hits / 1e10 % 900000 < 450000) then return 0, current end
@@ -19,7 +20,7 @@ local function read(value, window)
 		finish, hits, of = string.match(value, '^(%d+):(%d+):(%d+)$')
 		finish, hits, of = tonumber(finish), tonumber(hits), tonumber(of)
 	end
-	if not finish or finish <= now then return 0, current end
+	if not (finish and finish > now and hits < 1e10 and of < 2 ^ 53) then return 0, current end
 	return hits, of, math.min(finish, now + window), finish > now + window
 end
 
