@@ -757,7 +757,7 @@ func (failingStore) CaddyModule() caddy.ModuleInfo {
 func (failingStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error { d.Next(); return nil }
 func (failingStore) Open(StackSpec) (Counters, error)                { return failingCounters{}, nil }
 
-func (failingCounters) Take(context.Context, time.Time, []Claim, []State) (Decision, error) {
+func (failingCounters) Take(context.Context, time.Time, []Claim) (Decision, error) {
 	return Decision{RefusedBy: -1}, errors.New("no connection to 192.0.2.77")
 }
 func (failingCounters) Close() error { return nil }

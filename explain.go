@@ -247,7 +247,7 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 
 // view describes what each tier would say.
 func (rec *record) view(sc *scratch, e *explanation) {
-	decision, at, claim := sc.decision, 0, 0
+	decision, claim := sc.decision, 0
 	for _, t := range rec.h.tiers {
 		v := tierView{Tier: t.name, Charge: t.spec.Charge.String(), DryRun: t.spec.DryRun}
 		if claim >= len(sc.claims) || sc.claims[claim].Tier != t.index {
@@ -255,8 +255,7 @@ func (rec *record) view(sc *scratch, e *explanation) {
 			e.Tiers = append(e.Tiers, v)
 			continue
 		}
-		states := sc.states[at : at+len(t.spec.Limits)]
-		identity := sc.claims[claim].Identity
+		identity, states := sc.claims[claim].Identity, sc.claims[claim].States
 		v.Applies, v.Refuses = true, anyExceeded(states)
 		v.Fingerprint = fingerprintText(fingerprint(identity))
 		v.Limits = t.readings(states, decision.Now)
@@ -274,7 +273,6 @@ func (rec *record) view(sc *scratch, e *explanation) {
 		if decision.RefusedBy >= 0 && claim > decision.RefusedBy {
 			v.Why = "not asked, since a tier in front refuses"
 		}
-		at += len(states)
 		claim++
 		e.Tiers = append(e.Tiers, v)
 	}

@@ -118,12 +118,10 @@ func (rec *record) pass(w http.ResponseWriter, next caddyhttp.Handler, out outco
 // charged are the tiers that were charged although one behind them refused. After a dry stack has let such a request
 // pass, the others may still refuse it in a live handler of the same name.
 func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
-	set, at := uint64(0), 0
+	set := uint64(0)
 	for i := range sc.claims[:refusedBy] {
 		t := rec.h.tiers[sc.claims[i].Tier]
-		states := sc.states[at : at+len(t.spec.Limits)]
-		at += len(states)
-		if t.spec.Charge == ChargeChecked && !anyExceeded(states) {
+		if t.spec.Charge == ChargeChecked && !anyExceeded(sc.claims[i].States) {
 			set |= 1 << t.index
 		}
 	}
@@ -133,7 +131,6 @@ func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
 // claim collects one claim for each tier that concerns the request and can tell whom to count. A dry tier that cannot
 // be asked, since its matcher fails or the source is not proven, is left out, and so is one whose key is not told.
 func (rec *record) claim(sc *scratch) error {
-	limits := 0
 	for _, t := range rec.h.tiers {
 		concerned, err := t.match.concerns(rec.r)
 		if err != nil && !t.spec.DryRun {
@@ -146,7 +143,7 @@ func (rec *record) claim(sc *scratch) error {
 			rec.omitted |= 1 << t.index
 			continue
 		}
-		claim := Claim{Tier: t.index, Identity: t.fixed}
+		claim := Claim{Tier: t.index, Identity: t.fixed, Hits: 1}
 		if t.fixed == nil {
 			if !rec.identify(sc, t, &claim) {
 				switch {
@@ -160,11 +157,8 @@ func (rec *record) claim(sc *scratch) error {
 		}
 		rec.judged |= 1 << t.index
 		sc.claims = append(sc.claims, claim)
-		limits += len(t.spec.Limits)
 	}
-	for len(sc.states) < limits {
-		sc.states = append(sc.states, State{})
-	}
+	sc.makeRoom(rec.h)
 	return nil
 }
 
@@ -190,9 +184,6 @@ func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
 		claim.Identity = buf[start:]
 		if found == uncertain {
 			rec.h.noteUncertain(t)
-			claim.Group = groupOfHash(claim.Identity)
-		} else {
-			claim.Group = groupOf(k, rec.client.Network(rec.h.prefixes), claim.Identity)
 		}
 		return true
 	}
@@ -203,11 +194,8 @@ func (rec *record) identify(sc *scratch, t *tier, claim *Claim) bool {
 func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
 	h := rec.h
 	out := outcomeServed
-	at := 0
 	for i := range sc.claims {
-		t := h.tiers[sc.claims[i].Tier]
-		states := sc.states[at : at+len(t.spec.Limits)]
-		at += len(states)
+		t, states := h.tiers[sc.claims[i].Tier], sc.claims[i].States
 		switch {
 		case i == decision.RefusedBy:
 			rec.readRefusal(t, states)
@@ -235,8 +223,8 @@ func (rec *record) readRefusal(t *tier, states []State) {
 	v := &rec.verdict
 	*v = verdict{refused: true, tier: t, now: v.now}
 	for j := range states {
-		if states[j].Exceeded && states[j].Left > v.left {
-			v.limit, v.used, v.left = int32(j), states[j].Used, states[j].Left
+		if states[j].Exceeded && states[j].ResetAfter > v.left {
+			v.limit, v.used, v.left = int32(j), states[j].Used, states[j].ResetAfter
 		}
 	}
 }
@@ -246,7 +234,7 @@ func (rec *record) readServed(t *tier, states []State) {
 	v := &rec.verdict
 	for j := range states {
 		if count := t.spec.Limits[j].Count; v.tier == nil || v.looser(max(0, count-states[j].Used), count) {
-			v.tier, v.limit, v.used, v.left = t, int32(j), states[j].Used, states[j].Left
+			v.tier, v.limit, v.used, v.left = t, int32(j), states[j].Used, states[j].ResetAfter
 		}
 	}
 }

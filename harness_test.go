@@ -299,10 +299,10 @@ func (e *edge) peek(h *Handler, t *tier, q request) []int64 {
 		if t.fixed == nil {
 			require.True(e.t, rec.identify(sc, t, &claim), "the request has no identity in tier %q", t.name)
 		}
-		states := make([]State, len(t.spec.Limits))
-		_, err := h.counters.Peek(r.Context(), e.clock.now(), []Claim{claim}, states)
+		claim.States = make([]State, len(t.spec.Limits))
+		_, err := h.counters.Peek(r.Context(), e.clock.now(), []Claim{claim})
 		require.NoError(e.t, err)
-		for _, s := range states {
+		for _, s := range claim.States {
 			used = append(used, s.Used)
 		}
 	})

@@ -90,16 +90,21 @@ type counter struct {
 	claim Claim
 }
 
-func (c *counter) claims() []Claim { return []Claim{c.claim} }
+// claims ask whether the counter would admit one hit.
+func (c *counter) claims() []Claim {
+	claim := c.claim
+	claim.States = make([]State, len(c.tier.spec.Limits))
+	return []Claim{claim}
+}
 
 // read asks the store, and charges nothing.
 func (c *counter) read(r *http.Request) (*counterAnswer, error) {
-	states := make([]State, len(c.tier.spec.Limits))
-	decision, err := c.h.counters.Peek(r.Context(), c.h.now(), c.claims(), states)
+	claims := c.claims()
+	decision, err := c.h.counters.Peek(r.Context(), c.h.now(), claims)
 	if err != nil {
 		return nil, storeError(err)
 	}
-	readings := c.tier.readings(states, decision.Now)
+	readings := c.tier.readings(claims[0].States, decision.Now)
 	for i := range readings {
 		readings[i].Exceeded = false // no request is asked about
 	}
@@ -116,7 +121,7 @@ func (t *tier) readings(states []State, now time.Time) []limitReading {
 		list[i] = limitReading{
 			limitStatus: limitStatus{Count: l.Count, Window: shortDuration(l.Window)},
 			Used:        states[i].Used, Remaining: max(0, l.Count-states[i].Used), Exceeded: states[i].Exceeded,
-			ResetsIn: ceilSeconds(states[i].Left), ResetsAt: now.Add(states[i].Left).UTC(),
+			ResetsIn: ceilSeconds(states[i].ResetAfter), ResetsAt: now.Add(states[i].ResetAfter).UTC(),
 		}
 	}
 	return list
@@ -197,7 +202,6 @@ func (c *counter) identify(q *counterQuestion) error {
 		}
 		c.key = []string{uncertainKey}
 		c.claim.Identity = c.tier.keys[0].appendUncertain(nil)
-		c.claim.Group = groupOfHash(c.claim.Identity)
 		return nil
 	}
 	k, err := c.tier.keyFor(q)
@@ -218,7 +222,6 @@ func (c *counter) identify(q *counterQuestion) error {
 		return errors.New("the key is empty; a request with an empty key is not limited by the tier")
 	}
 	c.claim.Identity = k.appendTexts(nil, c.key)
-	c.claim.Group = groupOf(k, values.client.Network(c.h.prefixes), c.claim.Identity)
 	return nil
 }
 
@@ -257,7 +260,6 @@ func (t *tier) keyFor(q *counterQuestion) (*key, error) {
 type keyValues struct {
 	prefixes clientip.Prefixes
 	nat64    clientip.NAT64
-	client   clientip.Client // if the key has it
 }
 
 // part brings the value of one part into the form in which it is counted, and tells whether a placeholder has a value. A
@@ -293,7 +295,6 @@ func (v *keyValues) part(segments []segment, text string) (string, bool, error) 
 			return "", false, fmt.Errorf("%q is not an IP address, also not behind one of short_chain@, bad_entry@ and "+
 				"all_trusted@, nor %s", shortened(value), clientip.Unknown)
 		}
-		v.client = c
 		return before + string(c.AppendIdentity(nil, v.prefixes)) + after, true, nil
 	}
 	canonical, ok := only.appendText(nil, value)

@@ -6,11 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/textproto"
 	"strings"
 
@@ -44,6 +42,8 @@ type key struct {
 	usesClient  bool // it has the client's address in it
 	usesAddress bool // it has that or another address in it that only a finished handshake proves
 	captured    bool // it has something in it that a matcher has found in the request
+	grouped     bool // the client's address can be found in its identities
+	client      clientPlace
 }
 
 const maxPart = 256
@@ -110,6 +110,7 @@ func compileKeys(t *Tier, masks clientip.Prefixes, probe *placeholderProbe) ([]k
 			k.parts = append(k.parts, segments)
 		}
 		usesClient = usesClient || k.usesClient
+		k.client, k.grouped = k.placeOfClient()
 		keys = append(keys, k)
 	}
 	definition, err := json.Marshal(lines)
@@ -355,26 +356,4 @@ func appendHost(buf []byte, host string) []byte {
 	}
 	host = strings.TrimSuffix(host, ".")
 	return appendLower(buf, host)
-}
-
-// groupSeed makes groups unpredictable, so that nobody can pick identities that share somebody's group.
-var groupSeed = maphash.MakeSeed()
-
-// groupOf is the coarse identity that counts when a store has no room: the /16 of an IPv4 address, else a hash of the
-// /32 of an IPv6 address or of the identity.
-func groupOf(k *key, addr netip.Addr, identity []byte) uint32 {
-	if k.usesClient && addr.Is4() {
-		b := addr.As4()
-		return uint32(b[0])<<8 | uint32(b[1])
-	}
-	if k.usesClient && addr.Is6() {
-		b := addr.As16()
-		identity = b[:4]
-	}
-	return groupOfHash(identity)
-}
-
-// groupOfHash is the coarse identity of what belongs to no network.
-func groupOfHash(identity []byte) uint32 {
-	return Groups/2 + uint32(maphash.Bytes(groupSeed, identity)%(Groups/2))
 }

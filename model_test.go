@@ -277,9 +277,9 @@ func seconds(d time.Duration) int64 {
 // fields is what the client is told of a verdict.
 func (v *modelVerdict) fields(status int) modelResult {
 	r := modelResult{status: status, limit: strconv.FormatInt(v.limit.Count, 10), remaining: strconv.FormatInt(v.left(), 10), resource: v.tier.name}
-	r.reset = strconv.FormatInt(seconds(time.Duration(v.now.UnixNano())+v.state.Left), 10)
+	r.reset = strconv.FormatInt(seconds(time.Duration(v.now.UnixNano())+v.state.ResetAfter), 10)
 	if status == http.StatusTooManyRequests {
-		r.after = strconv.FormatInt(max(1, seconds(v.state.Left)), 10)
+		r.after = strconv.FormatInt(max(1, seconds(v.state.ResetAfter)), 10)
 		r.control = "no-store"
 	}
 	return r
@@ -318,27 +318,24 @@ func (h *modelHandler) serve(t *testing.T, now time.Time, q modelRequest, settle
 		return nil, false
 	}
 	var claims []tieredlimit.Claim
-	limits := 0
 	for i, tier := range h.live {
 		if !tier.matches(q) || settled[h.name+" "+tier.name] {
 			continue
 		}
 		if id, ok := tier.identity(q, h.v4); ok {
-			claims = append(claims, tieredlimit.Claim{Tier: i, Identity: []byte(id)})
-			limits += len(tier.limits)
+			claims = append(claims, tieredlimit.Claim{
+				Tier: i, Identity: []byte(id), Hits: 1, States: make([]tieredlimit.State, len(tier.limits)),
+			})
 		}
 	}
 	if len(claims) == 0 {
 		return nil, false
 	}
-	states := make([]tieredlimit.State, limits)
-	decision, err := h.counters.Take(context.Background(), now, claims, states)
+	decision, err := h.counters.Take(context.Background(), now, claims)
 	require.NoError(t, err)
 	var verdict *modelVerdict
 	for i, claim := range claims {
-		tier := h.live[claim.Tier]
-		mine := states[:len(tier.limits)]
-		states = states[len(tier.limits):]
+		tier, mine := h.live[claim.Tier], claim.States
 		exceeded := slices.ContainsFunc(mine, func(s tieredlimit.State) bool { return s.Exceeded })
 		refuses := i == decision.RefusedBy
 		if h.name != "" && (decision.RefusedBy < 0 || !refuses && !exceeded && h.spec.Tiers[claim.Tier].Charge == tieredlimit.ChargeChecked) {
@@ -361,7 +358,7 @@ func (h *modelHandler) serve(t *testing.T, now time.Time, q modelRequest, settle
 func refusal(tier *modelTier, states []tieredlimit.State, now time.Time) *modelVerdict {
 	var last *modelVerdict
 	for j, s := range states {
-		if s.Used >= tier.limits[j].Count && (last == nil || s.Left > last.state.Left) {
+		if s.Used >= tier.limits[j].Count && (last == nil || s.ResetAfter > last.state.ResetAfter) {
 			last = &modelVerdict{tier, tier.limits[j], s, now}
 		}
 	}

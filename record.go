@@ -219,7 +219,7 @@ func decimalSeconds(d time.Duration) string {
 // scratch is what a decision, or a refusal, needs for its duration.
 type scratch struct {
 	claims   []Claim
-	states   []State
+	states   []State // of all claims, one behind the other
 	decision Decision
 	keys     []byte
 	text     []byte
@@ -234,6 +234,27 @@ func (sc *scratch) release() {
 	if cap(sc.keys) > maxKeptKeys {
 		sc.keys = nil
 	}
-	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
+	sc.clear()
 	scratchPool.Put(sc)
+}
+
+// clear makes the scratch ready for another decision.
+func (sc *scratch) clear() {
+	sc.claims, sc.keys = sc.claims[:0], sc.keys[:0]
+}
+
+// makeRoom gives each claim its states.
+func (sc *scratch) makeRoom(h *Handler) {
+	limits := 0
+	for i := range sc.claims {
+		limits += len(h.tiers[sc.claims[i].Tier].spec.Limits)
+	}
+	if limits > len(sc.states) {
+		sc.states = make([]State, limits)
+	}
+	free := sc.states
+	for i := range sc.claims {
+		n := len(h.tiers[sc.claims[i].Tier].spec.Limits)
+		sc.claims[i].States, free = free[:n:n], free[n:]
+	}
 }

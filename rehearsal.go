@@ -85,7 +85,7 @@ func (s *rehearsal) Judge(q *replay.Query, v *replay.Verdict) error {
 	rec := s.begin(q)
 	rec.untold = s.untold(q)
 	sc := &s.sc
-	sc.claims, sc.states, sc.keys = sc.claims[:0], sc.states[:0], sc.keys[:0]
+	sc.clear()
 	out, err := rec.evaluate(q.Now, sc, (*Handler).take)
 	v.Outcome = rehearsed[out]
 	v.Fallback, v.Client = rec.client.Fallback.String(), rec.client.Addr
@@ -143,15 +143,13 @@ func (s *rehearsal) tell(v *replay.Verdict) {
 			v.Hidden = append(v.Hidden, i)
 		}
 	}
-	at := 0
 	for _, c := range s.sc.claims {
 		claim := replay.Claim{Tier: c.Tier, Identity: c.Identity}
-		for j := range s.h.tiers[c.Tier].spec.Limits {
-			if s.sc.states[at+j].Exceeded {
+		for j := range c.States {
+			if c.States[j].Exceeded {
 				claim.Exceeded |= 1 << j
 			}
 		}
-		at += len(s.h.tiers[c.Tier].spec.Limits)
 		v.Claims = append(v.Claims, claim)
 	}
 }

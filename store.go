@@ -31,6 +31,3 @@ const (
 	ChargeServed  = store.ChargeServed
 	ChargeChecked = store.ChargeChecked
 )
-
-// Groups is the number of different groups of a claim.
-const Groups = store.Groups

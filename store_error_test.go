@@ -35,19 +35,20 @@ func (s *awayStore) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 
 func (s *awayStore) Open(StackSpec) (Counters, error) { return s, nil }
 
-func (s *awayStore) Take(context.Context, time.Time, []Claim, []State) (Decision, error) {
+func (s *awayStore) Take(context.Context, time.Time, []Claim) (Decision, error) {
 	if s.Plain {
 		return Decision{}, errors.New("broken")
 	}
 	return Decision{}, &UnavailableError{Serve: s.Serve, RetryAfter: 2500 * time.Millisecond, Kind: "away", Err: errors.New("down")}
 }
 
-func (s *awayStore) Peek(ctx context.Context, now time.Time, claims []Claim, into []State) (Decision, error) {
-	return s.Take(ctx, now, claims, into)
+func (s *awayStore) Peek(ctx context.Context, now time.Time, claims []Claim) (Decision, error) {
+	return s.Take(ctx, now, claims)
 }
 
-func (*awayStore) Reset(context.Context, time.Time, []Claim) error { return nil }
-func (*awayStore) Close() error                                    { return nil }
+func (*awayStore) Settle(context.Context, time.Time, []Claim) error { return nil }
+func (*awayStore) Reset(context.Context, time.Time, []Claim) error  { return nil }
+func (*awayStore) Close() error                                     { return nil }
 
 // A store that cannot decide is no fault of the client's, so it is never answered 429 and never 500.
 func TestStoreThatCannotDecide(t *testing.T) {

@@ -135,19 +135,19 @@ func (h *Handler) take(ctx context.Context, now time.Time, sc *scratch) (Decisio
 	if measured {
 		start = time.Now()
 	}
-	decision, err := h.counters.Take(ctx, now, sc.claims, sc.states)
+	decision, err := h.counters.Take(ctx, now, sc.claims)
 	if measured {
 		h.storeMeter.observe(time.Since(start))
 	}
-	if decision.Without != "" {
-		h.storeMeter.failed(decision.Without)
+	if decision.Degraded != "" {
+		h.storeMeter.failed(decision.Degraded)
 	}
 	return decision, err
 }
 
 // peek asks the store about claims, and charges nothing.
 func (h *Handler) peek(ctx context.Context, now time.Time, sc *scratch) (Decision, error) {
-	return h.counters.Peek(ctx, now, sc.claims, sc.states)
+	return h.counters.Peek(ctx, now, sc.claims)
 }
 
 // failureKind sorts the errors of a store.

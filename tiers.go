@@ -127,6 +127,7 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		c.index = len(h.tiers)
 		c.spec = t.spec(h.Charge)
 		c.spec.Single = c.fixed != nil
+		c.spec.Group = c.group
 		c.policies = policyNames(t)
 		c.dryHeader = t.DryRunHeader
 		for _, l := range t.Limits {

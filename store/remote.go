@@ -45,7 +45,7 @@ type Connector interface {
 
 // Fallible is implemented by counters of a store that can fail.
 type Fallible interface {
-	// FailureKinds are all values that [UnavailableError.Kind] and [Decision.Without] can have, at most 16, so that
+	// FailureKinds are all values that [UnavailableError.Kind] and [Decision.Degraded] can have, at most 16, so that
 	// metrics have a series for each from the beginning.
 	FailureKinds() []string
 }

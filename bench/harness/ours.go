@@ -74,13 +74,15 @@ func (m *memoryStore) Close() error { return m.counters.Close() }
 // Caller implements [Running].
 func (m *memoryStore) Caller(v *visits) func(i int) bool {
 	claims := []tieredlimit.Claim{{Tier: 0}, {Tier: 1}, {Tier: 2, Identity: []byte("global")}}
-	states := make([]tieredlimit.State, len(claims))
+	for i := range claims {
+		claims[i].Hits, claims[i].States = 1, make([]tieredlimit.State, 1)
+	}
 	ctx, now := context.Background(), time.Now()
 	identities := identitiesOf(v)
 	return func(i int) bool {
 		pair := &identities[i]
 		claims[0].Identity, claims[1].Identity = pair.ip[:], pair.user[:]
-		decision, err := m.counters.Take(ctx, now, claims, states)
+		decision, err := m.counters.Take(ctx, now, claims)
 		return err == nil && decision.RefusedBy < 0
 	}
 }

@@ -76,12 +76,12 @@ func TestRefusesSettings(t *testing.T) {
 func TestFlood(t *testing.T) {
 	limits := []store.Limit{{Count: 2, Window: time.Hour}}
 	counters, err := new(Store).Open(store.StackSpec{
-		Name: "flood", Named: true, Tiers: []store.TierSpec{{Name: "ip", Limits: limits}},
+		Name: "flood", Named: true, Tiers: []store.TierSpec{{Name: "ip", Limits: limits, Group: lastByte}},
 	})
 	require.NoError(t, err)
-	take := func(identity string, group uint32) bool {
-		claims := []store.Claim{{Identity: []byte(identity), Group: group}}
-		decision, err := counters.Take(t.Context(), time.Unix(0, 0), claims, make([]store.State, 1))
+	take := func(identity string, group byte) bool {
+		claims := []store.Claim{{Identity: append([]byte(identity), group), Hits: 1, States: make([]store.State, 1)}}
+		decision, err := counters.Take(t.Context(), time.Unix(0, 0), claims)
 		require.NoError(t, err)
 		return decision.RefusedBy < 0
 	}
@@ -99,3 +99,6 @@ func TestFlood(t *testing.T) {
 	assert.Len(t, counters.(*handle).stack.windows[limit{"ip", time.Hour.Milliseconds()}].used, room+2)
 	require.NoError(t, counters.Close())
 }
+
+// lastByte is the group of an identity.
+func lastByte(identity []byte) uint64 { return uint64(identity[len(identity)-1]) }

@@ -91,12 +91,27 @@ func (s *stack) window(tier string, length time.Duration) *window {
 	return w
 }
 
-// counter tells which counter of the window a claim is about.
-func (w *window) counter(claim store.Claim) fingerprint {
-	f := fingerprint(sha256.Sum256(claim.Identity))
-	if _, known := w.used[f]; !known && len(w.used) >= room {
-		f = fingerprint{}
-		binary.BigEndian.PutUint32(f[:], claim.Group)
+// full reports whether there is no room for an identity.
+func (w *window) full(identity []byte) bool {
+	_, known := w.used[sha256.Sum256(identity)]
+	return !known && len(w.used) >= room
+}
+
+// add counts hits, or takes them back.
+func (w *window) add(f fingerprint, hits int64) {
+	if hits > 0 || w.used[f] > 0 {
+		w.used[f] = min(max(w.used[f]+hits, 0), store.MostUsed)
+	}
+}
+
+// counter is the counter of an identity, or of its group. Without groups there is one for all.
+func counter(tier *store.TierSpec, identity []byte, grouped bool) fingerprint {
+	if !grouped {
+		return sha256.Sum256(identity)
+	}
+	var f fingerprint
+	if tier.Group != nil {
+		binary.BigEndian.PutUint64(f[:], tier.Group(identity))
 	}
 	return f
 }
@@ -108,64 +123,95 @@ type handle struct {
 }
 
 // Take decides a request and charges for it.
-func (h *handle) Take(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (
-	store.Decision, error,
-) {
-	return h.decide(now, claims, into, true), nil
+func (h *handle) Take(_ context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	return h.decide(now, claims, true)
 }
 
 // Peek decides without charging.
-func (h *handle) Peek(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (
-	store.Decision, error,
-) {
-	return h.decide(now, claims, into, false), nil
+func (h *handle) Peek(_ context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	return h.decide(now, claims, false)
 }
 
-func (h *handle) decide(
-	now time.Time, claims []store.Claim, into []store.State, charge bool,
-) store.Decision {
+func (h *handle) decide(now time.Time, claims []store.Claim, charge bool) (store.Decision, error) {
+	if err := h.spec.Check(claims); err != nil {
+		return store.Decision{RefusedBy: -1}, err
+	}
 	s := h.lock(now)
 	defer s.mu.Unlock()
-	decision := store.Decision{RefusedBy: -1, Now: time.UnixMilli(s.now)}
-	full := make([]bool, len(claims))
-	n := 0
-	for i, claim := range claims {
-		tier := h.spec.Tiers[claim.Tier]
-		for _, limit := range tier.Limits {
-			w := s.window(tier.Name, limit.Window)
-			used := w.used[w.counter(claim)]
-			exceeded := used >= limit.Count && decision.RefusedBy < 0 // tiers behind a refusal are not asked
-			left := time.Duration(w.end-s.now) * time.Millisecond
-			into[n] = store.State{Used: used, Left: left, Exceeded: exceeded}
-			full[i] = full[i] || exceeded
-			n++
+	refusedBy := -1
+	allows := make([]bool, len(h.spec.Tiers))
+	asked := make(map[counted]int64)
+	for i := range claims {
+		c, tier := &claims[i], claims[i].Tier
+		behind := refusedBy >= 0 && tier != claims[refusedBy].Tier // a tier behind a refusal is not asked
+		admitted := h.look(c, asked) && !c.Refused
+		for j := range c.States {
+			c.States[j].Exceeded = c.States[j].RetryAfter != 0 && !behind
 		}
-		if full[i] && !tier.DryRun && decision.RefusedBy < 0 {
-			decision.RefusedBy = i
+		first := i == 0 || claims[i-1].Tier != tier
+		allows[tier] = admitted && (first || allows[tier])
+		if !admitted && !h.spec.Tiers[tier].DryRun && refusedBy < 0 {
+			refusedBy = i
 		}
 	}
-	if charge {
-		h.charge(decision.RefusedBy, claims, full, into)
+	for i := range claims {
+		c := &claims[i]
+		checked := i < refusedBy && h.spec.Tiers[c.Tier].Charge == store.ChargeChecked
+		if charge && allows[c.Tier] && (refusedBy < 0 || checked) {
+			h.add(c)
+		}
 	}
-	return decision
+	return store.Decision{RefusedBy: refusedBy, Now: time.UnixMilli(s.now)}, nil
 }
 
-// charge counts a hit in every tier that allows the request if none has refused it, else in those in front of the
-// refusing one that are charged when checked.
-func (h *handle) charge(refusedBy int, claims []store.Claim, full []bool, into []store.State) {
-	n := 0
-	for i, claim := range claims {
-		tier := h.spec.Tiers[claim.Tier]
-		checked := i < refusedBy && tier.Charge == store.ChargeChecked
-		for _, limit := range tier.Limits {
-			if !full[i] && (refusedBy < 0 || checked) {
-				w := h.stack.window(tier.Name, limit.Window)
-				w.used[w.counter(claim)]++
-				into[n].Used++
-			}
-			n++
+// counted is a counter.
+type counted struct {
+	window *window
+	fingerprint
+}
+
+// look fills in what the counters say to a claim, and reports whether all admit it. Those in front have asked for hits.
+func (h *handle) look(c *store.Claim, asked map[counted]int64) bool {
+	tier, admitted := &h.spec.Tiers[c.Tier], true
+	for j, limit := range tier.Limits {
+		w := h.stack.window(tier.Name, limit.Window)
+		state := store.State{Window: w.end, ResetAfter: time.Duration(w.end-h.stack.now) * time.Millisecond}
+		if w.full(c.Identity) {
+			state.Window = -w.end // it is counted by its group
+		}
+		f := counter(tier, c.Identity, state.Window < 0)
+		state.Used = w.used[f]
+		state.RetryAfter = c.Wait(j, limit.Count, state.Used+asked[counted{w, f}], state.ResetAfter)
+		asked[counted{w, f}] += c.Hits
+		admitted = admitted && state.RetryAfter == 0
+		c.States[j] = state
+	}
+	return admitted
+}
+
+// add adds the hits of a claim to what its states are about, if their windows are still the current ones.
+func (h *handle) add(c *store.Claim) {
+	tier := &h.spec.Tiers[c.Tier]
+	for j, limit := range tier.Limits {
+		w, state := h.stack.window(tier.Name, limit.Window), &c.States[j]
+		if f := counter(tier, c.Identity, state.Window < 0); state.Window == w.end || state.Window == -w.end {
+			w.add(f, c.Hits)
+			state.Used = w.used[f]
 		}
 	}
+}
+
+// Settle corrects what a decision has charged.
+func (h *handle) Settle(_ context.Context, now time.Time, claims []store.Claim) error {
+	if err := h.spec.CheckCorrections(claims); err != nil {
+		return err
+	}
+	s := h.lock(now)
+	defer s.mu.Unlock()
+	for i := range claims {
+		h.add(&claims[i])
+	}
+	return nil
 }
 
 // Reset forgets what the counters of the claims have counted.

@@ -1,28 +1,52 @@
 package memory
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"hash/maphash"
+	"math"
 	"time"
 
 	"github.com/tieredlimit/caddy-tieredlimit/store"
 )
 
-// probe is what one decision knows about one limit: the counter that it goes by, and the lock that it holds.
+// probe is what one decision knows about one counter: where it is, which lock it holds, and what is asked of it.
+//
+// A decision has a probe for each limit of the stack, and behind those more for tiers that have several claims. All
+// probes of one limit are a chain, in the order of the claims.
 type probe struct {
-	shard   *shard  // nil if it is not locked
-	cell    *cell   // nil if the identity has no counter
-	stripe  *stripe // not nil if it has none, and there is no room for one
-	bucket  *bucket // nil if it is not locked, or if each identity has a counter of its own
-	end     int64   // of the window that is counted
-	hash    uint64
-	group   uint32
-	used    uint32
+	shard  *shard  // nil if it is not locked
+	cell   *cell   // nil if the identity has no counter
+	stripe *stripe // not nil if it has none, and there is no room for one
+	bucket *bucket // nil if it is not locked, or if each identity has a counter of its own
+	end    int64   // of the window that is counted
+	window int64   // that is to be corrected, as in the state
+	hash   uint64
+	group  uint64
+	hits   int64
+	before int64 // hits that claims in front ask of the same counter
+	used   uint32
+	next   int32 // the next probe of the chain, or 0
+	claim  int32
+
 	claimed bool
+	lent    bool // the lock of the shard is that of a probe in front
+	shared  bool // so is the lock of the stripe
+	grouped bool // the group is known
+	over    bool // it is counted by its group
 	allowed bool // by the tier; kept in the probe of its first limit
 	due     bool // to be charged
-	paid    bool // room for a counter was reserved
+	adds    bool // charging adds a counter
+	paid    bool // room for it was reserved
+}
+
+// after is the next probe of a chain, or -1.
+func after(p []probe, i int) int {
+	if next := p[i].next; next != 0 {
+		return int(next)
+	}
+	return -1
 }
 
 // fewLimits and manyLimits are how many limits a stack may have to be decided without allocating.
@@ -31,33 +55,60 @@ const (
 	manyLimits = 16
 )
 
-// decide is Take, or without charge Peek.
-func (m *counters) decide(now time.Time, claims []store.Claim, into []store.State, charge bool) (store.Decision, error) {
-	if n := len(m.limits); n <= fewLimits {
-		var probes [fewLimits]probe
-		return m.decideWith(probes[:n], now, claims, into, charge)
-	} else if n <= manyLimits {
-		var probes [manyLimits]probe
-		return m.decideWith(probes[:n], now, claims, into, charge)
+// probes is how many probes a decision about claims has.
+func (m *counters) probes(claims []store.Claim) int {
+	n := len(m.limits)
+	for i := 1; i < len(claims); i++ {
+		if tier := claims[i].Tier; tier == claims[i-1].Tier && uint(tier) < uint(len(m.tiers)) {
+			n += m.tiers[tier].limits()
+		}
 	}
-	return m.decideWith(make([]probe, len(m.limits)), now, claims, into, charge)
+	return n
 }
 
-func (m *counters) decideWith(p []probe, now time.Time, claims []store.Claim, into []store.State, charge bool) (store.Decision,
-	error,
-) {
-	if n, err := m.claim(p, claims); err != nil {
-		return store.Decision{RefusedBy: -1}, err
-	} else if len(into) < n {
-		return store.Decision{RefusedBy: -1}, fmt.Errorf("%d limits are claimed, with room for the states of %d", n, len(into))
+// walk goes through the claims and their probes.
+type walk struct{ extra int }
+
+// next returns the tier of the ith claim, and where its probes begin.
+func (w *walk) next(m *counters, claims []store.Claim, i int) (*counterTier, int) {
+	t := &m.tiers[claims[i].Tier]
+	if i == 0 || claims[i-1].Tier != claims[i].Tier {
+		return t, t.first
+	}
+	at := len(m.limits) + w.extra
+	w.extra += t.limits()
+	return t, at
+}
+
+// decide is Take, or without charge Peek.
+func (m *counters) decide(now time.Time, claims []store.Claim, charge bool) (store.Decision, error) {
+	if n := m.probes(claims); n <= fewLimits {
+		var probes [fewLimits]probe
+		return m.decideWith(probes[:n], now, claims, charge)
+	} else if n <= manyLimits {
+		var probes [manyLimits]probe
+		return m.decideWith(probes[:n], now, claims, charge)
+	} else {
+		return m.decideWith(make([]probe, n), now, claims, charge)
+	}
+}
+
+func (m *counters) decideWith(p []probe, now time.Time, claims []store.Claim, charge bool) (store.Decision, error) {
+	for i := range claims {
+		if err := m.claim(p, claims, i); err != nil {
+			return store.Decision{RefusedBy: -1}, err
+		}
+		if err := claims[i].Check(m.tiers[claims[i].Tier].limits()); err != nil {
+			return store.Decision{RefusedBy: -1}, err
+		}
 	}
 	for {
-		wall, line := m.hold(p, now.UnixMilli())
+		wall, line := m.hold(p, claims, now.UnixMilli(), false)
 		refusedBy := m.judge(p, claims)
 		done := !charge || m.charge(p, claims, refusedBy)
 		m.unlock(p)
 		if done {
-			m.report(p, claims, into, refusedBy, line, wall)
+			m.report(p, claims, refusedBy, line, wall)
 			return store.Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
 		}
 	}
@@ -65,18 +116,13 @@ func (m *counters) decideWith(p []probe, now time.Time, claims []store.Claim, in
 
 // Reset implements [store.Counters].
 func (m *counters) Reset(_ context.Context, now time.Time, claims []store.Claim) error {
-	p := make([]probe, len(m.limits))
-	if _, err := m.claim(p, claims); err != nil {
-		return err
+	p := make([]probe, m.probes(claims))
+	for i := range claims {
+		if err := m.claim(p, claims, i); err != nil {
+			return err
+		}
 	}
-	m.hold(p, now.UnixMilli())
-	m.zero(p)
-	m.unlock(p)
-	return nil
-}
-
-// zero empties the counters that lock has found.
-func (*counters) zero(p []probe) {
+	m.hold(p, claims, now.UnixMilli(), false)
 	for i := range p {
 		if p[i].cell != nil {
 			p[i].cell.count = 0
@@ -85,173 +131,127 @@ func (*counters) zero(p []probe) {
 			p[i].bucket.count = 0
 		}
 	}
+	m.unlock(p)
+	return nil
 }
 
-// claim notes what is asked for, and of whom. It returns the number of limits.
-func (m *counters) claim(p []probe, claims []store.Claim) (int, error) {
-	limits := 0
-	for i := range claims {
-		c := &claims[i]
-		if uint(c.Tier) >= uint(len(m.tiers)) {
-			return 0, fmt.Errorf("claim of tier %d in a stack of %d", c.Tier, len(m.tiers))
-		}
-		if c.Group >= store.Groups {
-			return 0, fmt.Errorf("claim in group %d of %d", c.Group, store.Groups)
-		}
-		t := &m.tiers[c.Tier]
-		if p[t.first].claimed {
-			return 0, fmt.Errorf("tier %d is claimed twice", c.Tier)
-		}
-		var hash uint64
-		if !t.single {
-			hash = maphash.Bytes(seed, c.Identity)
-		}
-		for k := t.first; k < t.last; k++ {
-			p[k].hash, p[k].group, p[k].claimed = hash, c.Group, true
-		}
-		limits += t.last - t.first
+// claim notes what the ith claim asks for, and of whom.
+func (m *counters) claim(p []probe, claims []store.Claim, i int) error {
+	c := &claims[i]
+	if uint(c.Tier) >= uint(len(m.tiers)) {
+		return fmt.Errorf("claim of tier %d in a stack of %d", c.Tier, len(m.tiers))
 	}
-	return limits, nil
+	t := &m.tiers[c.Tier]
+	if p[t.first].claimed {
+		return m.claimAgain(p, claims, i)
+	}
+	var hash uint64
+	if !t.single {
+		hash = maphash.Bytes(seed, c.Identity)
+	}
+	for k := t.first; k < t.last; k++ {
+		q := &p[k]
+		q.hash, q.hits, q.claim, q.claimed = hash, c.Hits, int32(i), true
+	}
+	return nil
 }
 
-// patience is how often a decision looks again for the time. There is an end to it only for the case that a caller got
-// ahead of the clock while that was set back.
-const patience = 100
-
-// hold locks the counters of all claimed limits, and returns the time. If somebody else has begun a later window
-// meanwhile, it is later than that.
-func (m *counters) hold(p []probe, now int64) (int64, *timeline) {
-	for attempt := 0; ; attempt++ {
-		wall, line := m.stack.clock.read(now)
-		if m.lock(p, line, wall, attempt < patience) {
-			return wall, line
-		}
-		m.unlock(p)
+// claimAgain is claim for a tier that has been claimed.
+func (m *counters) claimAgain(p []probe, claims []store.Claim, i int) error {
+	c, t := &claims[i], &m.tiers[claims[i].Tier]
+	if claims[i-1].Tier != c.Tier {
+		return fmt.Errorf("tier %d is claimed twice, with another one between", c.Tier)
 	}
-}
-
-// lock finds the counters of all claimed limits and locks them, in the order that all handles keep to. If it is to be
-// punctual, it stops at a counter whose window has yet to begin, and returns false.
-//
-// First come all locks of counters that are apart, then all looks at them, so that the processor waits for their memory
-// once and not one by one. Last come the buckets that every request waits for.
-func (m *counters) lock(p []probe, line *timeline, wall int64, punctual bool) bool {
-	for _, k := range m.keyed {
-		q, l := &p[k], &m.limits[k]
-		if !q.claimed {
-			continue
-		}
-		q.shard = &l.table.shards[q.hash&l.table.mask]
-		q.shard.mu.Lock()
-		if !q.shard.current(wall+line.lanes[l.lane].shift, l.length, punctual) {
-			return false
-		}
-		q.end = q.shard.end
-	}
-	for _, k := range m.keyed {
-		q, l := &p[k], &m.limits[k]
-		if !q.claimed {
-			continue
-		}
-		if q.cell = q.shard.find(q.hash); q.cell != nil {
-			q.used = q.cell.count
-		} else if q.used = 0; l.table.full(q.group, q.end, l.most) {
-			q.stripe = l.table.groups().lock(q.group, q.end)
-			q.used = *q.stripe.count(q.group)
+	for j := i - 1; j >= 0 && claims[j].Tier == c.Tier; j-- {
+		if t.single || bytes.Equal(claims[j].Identity, c.Identity) {
+			return fmt.Errorf("tier %d is claimed twice for one identity", c.Tier)
 		}
 	}
-	for _, k := range m.single {
-		q, l := &p[k], &m.limits[k]
-		if !q.claimed {
-			continue
-		}
-		q.bucket = &l.table.bucket
-		q.bucket.mu.Lock()
-		if !q.bucket.current(wall+line.lanes[l.lane].shift, l.length, punctual) {
-			return false
-		}
-		q.end, q.used = q.bucket.end, q.bucket.count
+	at := len(m.limits)
+	for p[at].claimed {
+		at++
 	}
-	return true
-}
-
-// unlock lets go of all that lock holds.
-func (m *counters) unlock(p []probe) {
-	m.unlockBuckets(p)
-	for i := len(m.keyed) - 1; i >= 0; i-- {
-		q := &p[m.keyed[i]]
-		if q.stripe != nil {
-			q.stripe.mu.Unlock()
-			q.stripe = nil
+	hash := maphash.Bytes(seed, c.Identity)
+	for k := t.first; k < t.last; k++ {
+		p[at] = probe{hash: hash, hits: c.Hits, claim: int32(i), claimed: true}
+		last := k
+		for p[last].next != 0 {
+			last = int(p[last].next)
 		}
-		if q.shard != nil {
-			q.shard.mu.Unlock()
-			q.shard = nil
-		}
+		p[last].next = int32(at)
+		at++
 	}
-}
-
-// unlockBuckets lets go of what every request waits for.
-func (m *counters) unlockBuckets(p []probe) {
-	for i := len(m.single) - 1; i >= 0; i-- {
-		if q := &p[m.single[i]]; q.bucket != nil {
-			q.bucket.mu.Unlock()
-			q.bucket = nil
-		}
-	}
+	return nil
 }
 
 // judge asks the tiers one by one, and returns the claim that is refused, or -1.
 func (m *counters) judge(p []probe, claims []store.Claim) int {
+	refusedBy := -1
+	var w walk
 	for i := range claims {
-		t := &m.tiers[claims[i].Tier]
-		allowed := true
-		for k := t.first; k < t.last; k++ {
-			allowed = allowed && int64(p[k].used) < m.limits[k].count
+		first := i == 0 || claims[i].Tier != claims[i-1].Tier
+		if first && refusedBy >= 0 {
+			break
 		}
-		p[t.first].allowed = allowed
-		if !allowed && !t.dry {
-			return i
+		t, at := w.next(m, claims, i)
+		head := &p[t.first]
+		if first {
+			head.allowed = true
 		}
+		if m.admits(p[at:], t, &claims[i]) {
+			continue
+		}
+		if head.allowed && !t.dry {
+			refusedBy = i
+		}
+		head.allowed = false
 	}
-	return -1
+	return refusedBy
 }
 
-// charges tells whether the tier of a claim is charged, given the claim that is refused.
-func (m *counters) charges(p []probe, claims []store.Claim, i, refusedBy int) bool {
-	t := &m.tiers[claims[i].Tier]
-	return p[t.first].allowed && (refusedBy < 0 || i < refusedBy && t.charge == store.ChargeChecked)
+// admits reports whether all limits of a tier admit a claim, whose probes come first.
+func (m *counters) admits(p []probe, t *counterTier, c *store.Claim) bool {
+	admits, needs := !c.Refused, c.Needs()
+	for n, k := 0, t.first; k < t.last; n, k = n+1, k+1 {
+		admits = admits && int64(p[n].used)+p[n].before+needs <= c.Count(n, m.limits[k].count)
+	}
+	return admits
 }
 
-// charge counts the hit wherever it is to be counted, and lets go of the buckets as soon as it can. It returns false,
+// charge counts the hits wherever they are to be counted, and lets go of the buckets as soon as it can. It returns false,
 // and has counted nothing, if the last room for a counter went to somebody else meanwhile.
 func (m *counters) charge(p []probe, claims []store.Claim, refusedBy int) bool {
+	var w walk
 	for i := range claims {
-		t := &m.tiers[claims[i].Tier]
-		due := m.charges(p, claims, i, refusedBy)
-		for k := t.first; k < t.last; k++ {
-			p[k].due = due
+		t, at := w.next(m, claims, i)
+		due := p[t.first].allowed && (refusedBy < 0 || i < refusedBy && t.charge == store.ChargeChecked)
+		for k := range t.limits() {
+			p[at+k].due = due
 		}
 	}
 	if !m.reserve(p) {
 		return false
 	}
 	for _, k := range m.single {
-		if q := &p[k]; q.due {
-			q.used++
+		if q := &p[k]; q.due && q.hits > 0 {
+			q.used += uint32(q.hits)
 			q.bucket.count, q.bucket.held = q.used, true
 		}
 	}
 	m.unlockBuckets(p)
 	for _, k := range m.keyed {
 		q := &p[k]
-		if !q.due {
+		if q.next != 0 {
+			m.chargeChain(p, k)
 			continue
 		}
-		q.used++
+		if !q.due || q.hits == 0 {
+			continue
+		}
+		q.used += uint32(q.hits)
 		if q.stripe != nil {
 			*q.stripe.count(q.group) = q.used
-			m.stack.overflowed.Add(1)
+			m.stack.overflowed.Add(q.hits)
 			continue
 		}
 		if q.cell == nil {
@@ -262,16 +262,54 @@ func (m *counters) charge(p []probe, claims []store.Claim, refusedBy int) bool {
 	return true
 }
 
+// chargeChain is charge for a limit with several claims. A counter that is added may move others of its shard, and
+// groups may share one.
+func (m *counters) chargeChain(p []probe, k int) {
+	for i := k; i >= 0; i = after(p, i) {
+		q := &p[i]
+		if q.due && q.hits > 0 {
+			m.correct(q, q.hits)
+		}
+	}
+	for i := k; i >= 0; i = after(p, i) {
+		q := &p[i]
+		if q.stripe != nil {
+			q.used = *q.stripe.count(q.group)
+		}
+	}
+}
+
+// correct adds hits to the counter of a probe, or takes them back.
+func (m *counters) correct(q *probe, hits int64) {
+	if q.stripe != nil {
+		count := q.stripe.count(q.group)
+		*count = corrected(*count, hits)
+		m.stack.overflowed.Add(max(hits, 0))
+		return
+	}
+	if q.cell = q.shard.find(q.hash); q.cell == nil {
+		q.cell = q.shard.insert(q.hash)
+	}
+	q.cell.count = corrected(q.cell.count, hits)
+	q.used = q.cell.count
+}
+
+// corrected is a count with hits added or, if they are negative, taken back.
+func corrected(count uint32, hits int64) uint32 {
+	return uint32(min(max(int64(count)+hits, 0), store.MostUsed))
+}
+
 // reserve makes room for the counters that a charge will add, or for none.
 func (m *counters) reserve(p []probe) bool {
 	for _, k := range m.keyed {
-		q := &p[k]
-		if !q.due || q.cell != nil || q.stripe != nil {
-			continue
-		}
-		if q.paid = m.limits[k].table.reserve(q.group, q.end, m.limits[k].most); !q.paid {
-			m.cancel(p)
-			return false
+		for i := k; i >= 0; i = after(p, i) {
+			q := &p[i]
+			if q.due && q.adds {
+				if q.paid = m.limits[k].table.reserve(q.group, q.end, m.limits[k].most); !q.paid {
+					m.cancel(p)
+					return false
+				}
+			}
 		}
 	}
 	return true
@@ -279,29 +317,49 @@ func (m *counters) reserve(p []probe) bool {
 
 // cancel gives back the room that was reserved.
 func (m *counters) cancel(p []probe) {
-	for k := range p {
-		if p[k].paid {
-			m.limits[k].table.cancel(p[k].group, p[k].end)
-			p[k].paid = false
+	for _, k := range m.keyed {
+		for i := k; i >= 0; i = after(p, i) {
+			q := &p[i]
+			if q.paid {
+				m.limits[k].table.cancel(q.group, q.end)
+				q.paid = false
+			}
 		}
 	}
 }
 
 // report says what the counters hold after the decision.
-func (m *counters) report(p []probe, claims []store.Claim, into []store.State, refusedBy int, line *timeline, wall int64) {
-	n := 0
+func (m *counters) report(p []probe, claims []store.Claim, refusedBy int, line *timeline, wall int64) {
+	var w walk
 	for i := range claims {
-		t := &m.tiers[claims[i].Tier]
-		asked := (refusedBy < 0 || i <= refusedBy) && !p[t.first].allowed
-		for k := t.first; k < t.last; k++ {
-			l := &m.limits[k]
-			left := p[k].end - wall - line.lanes[l.lane].shift
-			into[n] = store.State{
-				Used:     int64(p[k].used),
-				Left:     time.Duration(min(left, l.length)) * time.Millisecond,
-				Exceeded: asked && int64(p[k].used) >= l.count,
+		c := &claims[i]
+		t, at := w.next(m, claims, i)
+		asked := refusedBy < 0 || i <= refusedBy || c.Tier == claims[refusedBy].Tier
+		for n := range c.States {
+			q, l, s := &p[at+n], &m.limits[t.first+n], &c.States[n]
+			left := min(q.end-wall-line.lanes[l.lane].shift, l.length)
+			s.Used, s.ResetAfter, s.Window = int64(q.used), time.Duration(left)*time.Millisecond, WindowEnding(q.end)
+			s.RetryAfter, s.Exceeded = 0, false
+			if q.over {
+				s.Window |= 1
 			}
-			n++
+			if !q.due {
+				s.RetryAfter = c.Wait(n, l.count, s.Used+q.before, s.ResetAfter)
+				s.Exceeded = asked && s.RetryAfter != 0
+			}
 		}
 	}
+}
+
+// groupOf is the group of an identity. Identities that are not related are a group each.
+func (m *counters) groupOf(q *probe, k int, claims []store.Claim) uint64 {
+	if !q.grouped {
+		q.grouped = true
+		if ask := m.limits[k].group; ask != nil {
+			q.group = ask(claims[q.claim].Identity)
+		} else {
+			q.group = q.hash | math.MaxUint16 + 1
+		}
+	}
+	return q.group
 }

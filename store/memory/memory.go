@@ -218,8 +218,12 @@ type counterTier struct {
 	single      bool
 }
 
+// limits is how many the tier has.
+func (t *counterTier) limits() int { return t.last - t.first }
+
 type counterLimit struct {
 	table  *table
+	group  func(identity []byte) uint64
 	count  int64
 	most   int64 // counters that the table may have for this handle
 	length int64 // of the window, in milliseconds
@@ -238,7 +242,7 @@ func newMemoryCounters(s *stack, spec store.StackSpec, maxKeys int64) *counters 
 				m.keyed = append(m.keyed, len(m.limits))
 			}
 			m.limits = append(m.limits, counterLimit{
-				table: t, count: l.Count, most: math.MaxInt64, length: t.length, lane: t.lane,
+				table: t, group: spec.Group, count: l.Count, most: math.MaxInt64, length: t.length, lane: t.lane,
 			})
 		}
 		tier.last = len(m.limits)
@@ -259,13 +263,13 @@ func newMemoryCounters(s *stack, spec store.StackSpec, maxKeys int64) *counters 
 }
 
 // Take implements [store.Counters].
-func (m *counters) Take(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (store.Decision, error) {
-	return m.decide(now, claims, into, true)
+func (m *counters) Take(_ context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	return m.decide(now, claims, true)
 }
 
 // Peek implements [store.Counters].
-func (m *counters) Peek(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (store.Decision, error) {
-	return m.decide(now, claims, into, false)
+func (m *counters) Peek(_ context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	return m.decide(now, claims, false)
 }
 
 // Close implements [store.Counters].

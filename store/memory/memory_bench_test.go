@@ -125,11 +125,15 @@ func takeThree(b *testing.B, m *counters) perCore {
 	now := time.UnixMilli(1_800_000_000_000)
 	return func() func(uint64) {
 		ip, user := make([]byte, 16), make([]byte, 16)
-		claims := []store.Claim{{Tier: 0, Identity: ip}, {Tier: 1, Identity: user}, {Tier: 2}}
 		states := make([]store.State, 3)
+		claims := []store.Claim{
+			{Tier: 0, Identity: ip, Hits: 1, States: states[0:1:1]},
+			{Tier: 1, Identity: user, Hits: 1, States: states[1:2:2]},
+			{Tier: 2, Hits: 1, States: states[2:3:3]},
+		}
 		return func(n uint64) {
 			benchClient(n, ip, user)
-			if _, err := m.Take(b.Context(), now, claims, states); err != nil {
+			if _, err := m.Take(b.Context(), now, claims); err != nil {
 				b.Error(err)
 			}
 		}
@@ -250,11 +254,11 @@ func TestBytesPerCounter(t *testing.T) {
 	}
 	defer counters.Close()
 	before := heap()
-	now, identity, states := time.UnixMilli(1_800_000_000_000), make([]byte, 16), make([]store.State, 1)
+	now, identity := time.UnixMilli(1_800_000_000_000), make([]byte, 16)
+	claims := []store.Claim{{Identity: identity, Hits: 1, States: make([]store.State, 1)}}
 	for n, check := uint64(0), uint64(10_000); n < most; {
 		benchClient(n, identity[:8], identity[8:])
-		claims := []store.Claim{{Identity: identity, Group: uint32(n) % store.Groups}}
-		if _, err := counters.Take(t.Context(), now, claims, states); err != nil {
+		if _, err := counters.Take(t.Context(), now, claims); err != nil {
 			t.Fatal(err)
 		}
 		if n++; n == check || n == most {

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -39,7 +40,16 @@ func openMemory(t testing.TB, most int64, name string, tiers ...store.TierSpec) 
 }
 
 func perMinute(name string, count int64) store.TierSpec {
-	return store.TierSpec{Name: name, Limits: []store.Limit{{Count: count, Window: time.Minute}}}
+	return store.TierSpec{Name: name, Limits: []store.Limit{{Count: count, Window: time.Minute}}, Group: groupOf}
+}
+
+// groups are the groups of identities that have one other than 0.
+var groups sync.Map
+
+func groupOf(identity []byte) uint64 {
+	group, _ := groups.Load(string(identity))
+	known, _ := group.(uint64)
+	return known
 }
 
 func forAll(name string, count int64) store.TierSpec {
@@ -49,12 +59,37 @@ func forAll(name string, count int64) store.TierSpec {
 }
 
 // hit takes for one identity on the first tier, in a group.
-func hit(t testing.TB, m *counters, now time.Time, identity string, group uint32) (bool, store.State) {
+func hit(t testing.TB, m *counters, now time.Time, identity string, group uint64) (bool, store.State) {
 	t.Helper()
-	states := make([]store.State, m.tiers[0].last)
-	decision, err := m.Take(t.Context(), now, []store.Claim{{Identity: []byte(identity), Group: group}}, states)
+	if groups.Delete(identity); group != 0 {
+		groups.Store(identity, group)
+	}
+	claims := []store.Claim{claimOf(m, 0, identity)}
+	decision, err := m.Take(t.Context(), now, claims)
 	require.NoError(t, err)
-	return decision.RefusedBy < 0, states[0]
+	return decision.RefusedBy < 0, seen(claims[0].States[0])
+}
+
+// claimOf asks for a hit.
+func claimOf(m *counters, tier int, identity string) store.Claim {
+	return store.Claim{Tier: tier, Identity: []byte(identity), Hits: 1, States: make([]store.State, m.tiers[tier].limits())}
+}
+
+// seen is a state without its window, which is the store's own.
+func seen(state store.State) store.State {
+	state.Window = 0
+	return state
+}
+
+// usedOf are the hits used of all limits.
+func usedOf(claims ...store.Claim) []int64 {
+	var used []int64
+	for _, claim := range claims {
+		for _, state := range claim.States {
+			used = append(used, state.Used)
+		}
+	}
+	return used
 }
 
 func TestMemoryCaddyfile(t *testing.T) {
@@ -147,22 +182,33 @@ func TestMemoryRefusesSpecs(t *testing.T) {
 }
 
 func TestMemoryRefusesClaims(t *testing.T) {
-	m := openMemory(t, 0, "", perMinute("ip", 5), perMinute("user", 5))
+	m := openMemory(t, 0, "", perMinute("ip", 5), perMinute("user", 5), forAll("global", 5))
+	of := func(tier int, identity string) store.Claim { return claimOf(m, tier, identity) }
+	hits := func(n int64) store.Claim { c := of(0, "a"); c.Hits = n; return c }
+	counts := of(0, "a")
+	counts.Counts = []int64{1, 2}
 	for want, claims := range map[string][]store.Claim{
-		"claim of tier 2 in a stack of 2":      {{Tier: 2}},
-		"claim of tier -1 in a stack of 2":     {{Tier: -1}},
-		"tier 1 is claimed twice":              {{Tier: 1}, {Tier: 0}, {Tier: 1}},
-		"claim in group 131072 of 131072":      {{Tier: 0, Group: store.Groups}},
-		"2 limits are claimed, with room for ": {{Tier: 0}, {Tier: 1}},
+		"claim of tier 3 in a stack of 3":                {{Tier: 3}},
+		"claim of tier -1 in a stack of 3":               {{Tier: -1}},
+		"tier 1 is claimed twice, with another one betw": {of(1, "a"), of(0, "a"), of(1, "b")},
+		"tier 1 is claimed twice for one identity":       {of(0, "a"), of(1, "a"), of(1, "b"), of(1, "a")},
+		"tier 2 is claimed twice for one identity":       {of(2, "a"), of(2, "b")},
+		"room for 0 states of the 1 limits of tier 0":    {{Tier: 0, Identity: []byte("a"), Hits: 1}},
+		"-1 hits are claimed of tier 0":                  {hits(-1)},
+		"2147483648 hits are claimed of tier 0":          {hits(1 << 31)},
+		"2 counts for the 1 limits of tier 0":            {counts},
 	} {
-		_, err := m.Take(t.Context(), monday, claims, make([]store.State, 1))
+		_, err := m.Take(t.Context(), monday, claims)
 		assert.ErrorContains(t, err, want)
-		_, err = m.Peek(t.Context(), monday, claims, make([]store.State, 1))
+		_, err = m.Peek(t.Context(), monday, claims)
 		assert.ErrorContains(t, err, want)
 	}
 	assert.ErrorContains(t, m.Reset(t.Context(), monday, []store.Claim{{Tier: 7}}), "claim of tier 7")
+	assert.ErrorContains(t, m.Settle(t.Context(), monday, []store.Claim{{Tier: 7}}), "claim of tier 7")
+	assert.ErrorContains(t, m.Settle(t.Context(), monday, []store.Claim{hits(-1 << 31)}), "-2147483648 hits are claimed")
+	assert.ErrorContains(t, m.Settle(t.Context(), monday, []store.Claim{{}}), "room for 0 states")
 	assert.Zero(t, m.Tracked(), "a bad claim charged something")
-	served, state := hit(t, m, monday, "a", store.Groups-1)
+	served, state := hit(t, m, monday, "a", math.MaxUint64)
 	assert.True(t, served, "a bad claim left a lock behind")
 	assert.Equal(t, int64(1), state.Used)
 }
@@ -229,7 +275,7 @@ func TestMemorySharesBoundOut(t *testing.T) {
 
 func TestMemoryOverflow(t *testing.T) {
 	m := openMemory(t, 2, "", perMinute("ip", 2))
-	serve := func(now time.Time, identity string, group uint32) bool {
+	serve := func(now time.Time, identity string, group uint64) bool {
 		served, _ := hit(t, m, now, identity, group)
 		return served
 	}
@@ -244,13 +290,13 @@ func TestMemoryOverflow(t *testing.T) {
 	assert.False(t, serve(monday, "c", 1), "nobody is unlimited")
 	assert.False(t, serve(monday, "e", 1))
 	assert.True(t, serve(monday, "f", 2), "a network that the flood does not use")
-	assert.True(t, serve(monday, "g", store.Groups-1))
+	assert.True(t, serve(monday, "g", math.MaxUint64))
 	assert.False(t, serve(monday, "a", 1), "refused before, refused still")
 	assert.True(t, serve(monday, "b", 9), "who has a counter keeps it")
 	assert.False(t, serve(monday, "b", 9))
 	assert.Equal(t, []int64{2, 4}, []int64{m.Tracked(), m.Overflowed()})
 
-	require.NoError(t, m.Reset(t.Context(), monday, []store.Claim{{Identity: []byte("a"), Group: 1}}))
+	require.NoError(t, m.Reset(t.Context(), monday, []store.Claim{{Identity: []byte("a")}}))
 	assert.True(t, serve(monday, "a", 1), "reset")
 	assert.False(t, serve(monday, "c", 1), "the group is not touched")
 
@@ -267,7 +313,7 @@ func TestMemoryOtherBound(t *testing.T) {
 	small := openMemory(t, 2, "", perMinute("ip", 1))
 	large := openMemory(t, 4, small.name, perMinute("ip", 1))
 	for i := range 4 {
-		served, _ := hit(t, large, monday, fmt.Sprint("client-", i), uint32(i))
+		served, _ := hit(t, large, monday, fmt.Sprint("client-", i), uint64(i))
 		assert.True(t, served)
 	}
 	served, _ := hit(t, small, monday, "client-9", 7)
@@ -332,7 +378,7 @@ func TestMemoryBoundConcurrently(t *testing.T) {
 	for g := range 8 {
 		group.Go(func() {
 			for i := range each {
-				if ok, _ := hit(t, m, monday, fmt.Sprint(g, "-", i), uint32(i%5)); ok {
+				if ok, _ := hit(t, m, monday, fmt.Sprint(g, "-", i), uint64(i%5)); ok {
 					served.Add(1)
 				}
 			}
@@ -348,22 +394,22 @@ func TestMemoryBoundConcurrently(t *testing.T) {
 // again.
 func TestMemoryRoomIsLost(t *testing.T) {
 	m := openMemory(t, 2, "", perMinute("ip", 1), perMinute("user", 1))
-	claims := []store.Claim{{Tier: 0, Identity: []byte("a"), Group: 1}, {Tier: 1, Identity: []byte("u"), Group: 1}}
+	claims := []store.Claim{claimOf(m, 0, "a"), claimOf(m, 1, "u")}
 	p := make([]probe, len(m.limits))
-	_, err := m.claim(p, claims)
-	require.NoError(t, err)
-	m.hold(p, monday.UnixMilli())
+	for i := range claims {
+		require.NoError(t, m.claim(p, claims, i))
+	}
+	m.hold(p, claims, monday.UnixMilli(), false)
 	require.Equal(t, -1, m.judge(p, claims))
 	users := m.limits[1].table
 	require.True(t, users.reserve(0, p[1].end, 1))
 	assert.False(t, m.charge(p, claims, -1))
 	m.unlock(p)
 	assert.Zero(t, m.limits[0].table.live.Load(), "the room for the first tier was not given back")
-	states := make([]store.State, 2)
-	decision, err := m.Take(t.Context(), monday, claims, states)
+	decision, err := m.Take(t.Context(), monday, claims)
 	require.NoError(t, err)
 	assert.Equal(t, -1, decision.RefusedBy)
-	assert.Equal(t, []int64{1, 1}, usedOf(states))
+	assert.Equal(t, []int64{1, 1}, usedOf(claims...))
 	assert.Equal(t, []int64{2, 1}, []int64{m.Tracked(), m.Overflowed()})
 }
 
@@ -384,7 +430,7 @@ func TestMemoryIsLate(t *testing.T) {
 			hit(t, m, monday, "", 0)
 			ahead(m.limits[0].table)
 			_, state := hit(t, m, monday, "", 0)
-			assert.Equal(t, store.State{Used: 2, Left: time.Minute}, state)
+			assert.Equal(t, store.State{Used: 2, ResetAfter: time.Minute}, state)
 		})
 	}
 }
@@ -405,15 +451,23 @@ func TestS2Flood(t *testing.T) {
 	if testing.Short() {
 		most, flood = 10_000, 200_000
 	}
-	m := openMemory(t, most, "", perMinute("ip", 5))
+	tier := perMinute("ip", 5)
+	tier.Group = func(identity []byte) uint64 {
+		if len(identity) == 16 {
+			return 2 + binary.BigEndian.Uint64(identity)%1000
+		}
+		return groupOf(identity)
+	}
+	m := openMemory(t, most, "", tier)
 	for range 6 {
 		hit(t, m, monday, "greedy", 1)
 	}
 	var settled uint64
-	identity, states := make([]byte, 16), make([]store.State, 1)
+	claims := []store.Claim{claimOf(m, 0, string(make([]byte, 16)))}
 	for n := range flood {
+		identity := claims[0].Identity
 		benchClient(uint64(n), identity[:8], identity[8:])
-		_, err := m.Take(t.Context(), monday, []store.Claim{{Identity: identity, Group: 2 + uint32(n%1000)}}, states)
+		_, err := m.Take(t.Context(), monday, claims)
 		require.NoError(t, err)
 		if n == flood/10 {
 			settled = heap()
@@ -495,24 +549,24 @@ func TestT13WindowBoundaries(t *testing.T) {
 	var group sync.WaitGroup
 	for g := range goroutines {
 		group.Go(func() {
-			claims := []store.Claim{{Tier: 0, Identity: fmt.Append(nil, g%8)}, {Tier: 1}}
-			states := make([]store.State, 3)
+			claims := []store.Claim{claimOf(m, 0, fmt.Sprint(g%8)), claimOf(m, 1, "")}
+			last := &claims[1].States[0]
 			var end time.Time
 			var used int64
 			for range takes {
 				passed := asked.Add(1) * windows / (goroutines * takes)
 				now := monday.Add(time.Duration(passed) * window).Add(time.Duration(rand.IntN(9)) * time.Millisecond)
 				runtime.Gosched()
-				decision, err := m.Take(t.Context(), now, claims, states)
+				decision, err := m.Take(t.Context(), now, claims)
 				if !assert.NoError(t, err) {
 					return
 				}
-				ends := decision.Now.Add(states[2].Left)
-				if !assert.True(t, states[2].Left > 0 && states[2].Left <= window, "%s left", states[2].Left) ||
-					ends.Equal(end) && !assert.GreaterOrEqual(t, states[2].Used, used, "a count fell") {
+				ends := decision.Now.Add(last.ResetAfter)
+				if !assert.True(t, last.ResetAfter > 0 && last.ResetAfter <= window, "%s left", last.ResetAfter) ||
+					ends.Equal(end) && !assert.GreaterOrEqual(t, last.Used, used, "a count fell") {
 					return
 				}
-				end, used = ends, states[2].Used
+				end, used = ends, last.Used
 				if decision.RefusedBy < 0 {
 					served[end.Sub(monday)/window].Add(1)
 					admitted.Add(1)
@@ -570,14 +624,16 @@ func TestMemoryOrdersDoNotDeadlock(t *testing.T) {
 	var group sync.WaitGroup
 	for _, h := range handles {
 		group.Go(func() {
-			states := make([]store.State, 5)
 			for i := range takes {
 				order := rand.Perm(4)
 				var claims []store.Claim
 				for _, tier := range order {
-					claims = append(claims, store.Claim{Tier: tier, Identity: []byte{byte(i % 3)}})
+					claims = append(claims, claimOf(h, tier, string([]byte{byte(i % 3)})))
+					if !h.tiers[tier].single {
+						claims = append(claims, claimOf(h, tier, string([]byte{byte(i%3) + 10})), claimOf(h, tier, "x"))
+					}
 				}
-				decision, err := h.Take(t.Context(), monday, claims, states)
+				decision, err := h.Take(t.Context(), monday, claims)
 				if !assert.NoError(t, err) || !assert.Equal(t, -1, decision.RefusedBy) {
 					return
 				}
@@ -585,22 +641,14 @@ func TestMemoryOrdersDoNotDeadlock(t *testing.T) {
 		})
 	}
 	group.Wait()
-	states := make([]store.State, 5)
-	for i := range 3 {
-		id := []byte{byte(i)}
-		_, err := first.Peek(t.Context(), monday, []store.Claim{{Tier: 0}, {Tier: 1, Identity: id}, {Tier: 2}, {Tier: 3, Identity: id}}, states)
+	for i := range 6 {
+		id := string([]byte{byte(i%3 + i/3*10)})
+		claims := []store.Claim{claimOf(first, 0, ""), claimOf(first, 1, id), claimOf(first, 2, ""), claimOf(first, 3, id)}
+		_, err := first.Peek(t.Context(), monday, claims)
 		require.NoError(t, err)
-		each := int64(len(handles)) * int64((takes+2-i)/3)
-		assert.Equal(t, []int64{takes * 8, each, each, takes * 8, each}, usedOf(states))
+		each := int64(len(handles)) * int64((takes+2-i%3)/3)
+		assert.Equal(t, []int64{takes * 8, each, each, takes * 8, each}, usedOf(claims...))
 	}
-}
-
-func usedOf(states []store.State) []int64 {
-	var used []int64
-	for _, state := range states {
-		used = append(used, state.Used)
-	}
-	return used
 }
 
 // A count stops at the limit, also at the greatest there is.
@@ -620,10 +668,10 @@ func TestMemoryGreatestCount(t *testing.T) {
 	}
 	served, state := hit(t, m, monday, "a", 0)
 	assert.True(t, served)
-	assert.Equal(t, store.State{Used: math.MaxInt32, Left: time.Minute}, state)
+	assert.Equal(t, store.State{Used: math.MaxInt32, ResetAfter: time.Minute}, state)
 	served, state = hit(t, m, monday, "a", 0)
 	assert.False(t, served)
-	assert.Equal(t, store.State{Used: math.MaxInt32, Left: time.Minute, Exceeded: true}, state)
+	assert.Equal(t, store.State{Used: math.MaxInt32, ResetAfter: time.Minute, RetryAfter: time.Minute, Exceeded: true}, state)
 }
 
 func TestMemoryDecidesWithoutAllocating(t *testing.T) {
@@ -634,17 +682,19 @@ func TestMemoryDecidesWithoutAllocating(t *testing.T) {
 			tier := perMinute(fmt.Sprint("tier-", i), 50)
 			tier.Single = i%4 == 3
 			specs = append(specs, tier)
-			claims = append(claims, store.Claim{Tier: i, Identity: []byte("someone")})
 		}
 		m := openMemory(t, 0, "", specs...)
-		states := make([]store.State, tiers)
+		for i := range tiers {
+			claims = append(claims, claimOf(m, i, "someone"))
+		}
 		now := monday
-		_, err := m.Take(t.Context(), now, claims, states)
+		_, err := m.Take(t.Context(), now, claims)
 		require.NoError(t, err)
 		allocations := testing.AllocsPerRun(200, func() {
 			now = now.Add(time.Second)
-			_, _ = m.Take(t.Context(), now, claims, states)
-			_, _ = m.Peek(t.Context(), now, claims, states)
+			_, _ = m.Take(t.Context(), now, claims)
+			_, _ = m.Peek(t.Context(), now, claims)
+			_ = m.Settle(t.Context(), now, claims)
 		})
 		assert.Zero(t, allocations, "%d tiers", tiers)
 	}
@@ -656,15 +706,16 @@ func TestMemoryManyLimits(t *testing.T) {
 	var claims []store.Claim
 	for i := range 3 * manyLimits {
 		specs = append(specs, perMinute(fmt.Sprint("tier-", i), int64(1+i)))
-		claims = append(claims, store.Claim{Tier: i, Identity: []byte("someone")})
 	}
 	specs[0].DryRun = true
 	m := openMemory(t, 0, "", specs...)
-	states := make([]store.State, len(specs))
+	for i := range specs {
+		claims = append(claims, claimOf(m, i, "someone"))
+	}
 	for i, want := range []int{-1, -1, 1, 1} {
-		decision, err := m.Take(t.Context(), monday, claims, states)
+		decision, err := m.Take(t.Context(), monday, claims)
 		require.NoError(t, err)
 		assert.Equal(t, want, decision.RefusedBy, "take %d", i)
 	}
-	assert.Equal(t, int64(2), states[len(states)-1].Used)
+	assert.Equal(t, int64(2), claims[len(claims)-1].States[0].Used)
 }

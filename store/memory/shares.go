@@ -22,19 +22,19 @@ func mostShare(most int64) int64 {
 }
 
 // places are the group's buckets.
-func (s *shares) places(group uint32) [2]*atomic.Uint32 {
+func (s *shares) places(group uint64) [2]*atomic.Uint32 {
 	hash := maphash.Comparable(seed, group)
 	return [2]*atomic.Uint32{&s[0][hash%shareBuckets], &s[1][hash>>32%shareBuckets]}
 }
 
 // of is how many counters a group has.
-func (s *shares) of(group uint32) int64 {
+func (s *shares) of(group uint64) int64 {
 	at := s.places(group)
 	return int64(min(at[0].Load(), at[1].Load()))
 }
 
 // add counts a counter of a group, or with -1 takes it back.
-func (s *shares) add(group uint32, n int32) {
+func (s *shares) add(group uint64, n int32) {
 	for _, place := range s.places(group) {
 		place.Add(uint32(n))
 	}

@@ -83,15 +83,19 @@ func newTable(length int64, lane, rank int, single bool) *table {
 }
 
 // full reports whether the window which ends at end has no room for another counter of a group: there are most, or the
-// group has its share of them.
-func (t *table) full(group uint32, end, most int64) bool {
-	return t.end.Load() >= end && (t.live.Load() >= most || t.shares.of(group) >= mostShare(most))
+// group has its share of them. Beside those that are there it counts fresh ones, of which some are the group's.
+func (t *table) full(group uint64, end, most, fresh, mine int64) bool {
+	if t.end.Load() >= end {
+		fresh += t.live.Load()
+		mine += t.shares.of(group)
+	}
+	return fresh >= most || mine >= mostShare(most)
 }
 
 // reserve makes room for one counter of a group in the window that ends at end, if there are fewer than most and the group
 // has not had its share. A caller that is late, since the table has turned to a later window, takes its room from that
 // one.
-func (t *table) reserve(group uint32, end, most int64) bool {
+func (t *table) reserve(group uint64, end, most int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.end.Load() < end {
@@ -108,7 +112,7 @@ func (t *table) reserve(group uint32, end, most int64) bool {
 }
 
 // cancel gives back what reserve took, unless the window has gone by.
-func (t *table) cancel(group uint32, end int64) {
+func (t *table) cancel(group uint64, end int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.end.Load() == end && t.live.Load() > 0 {
@@ -215,7 +219,7 @@ func (s *shard) insert(fingerprint uint64) *cell {
 		s.grow()
 	}
 	s.live++
-	return place(s.cells, cell{fingerprint: fingerprint, gen: s.gen})
+	return put(s.cells, cell{fingerprint: fingerprint, gen: s.gen})
 }
 
 // grow makes the shard half as large again: at most four in five cells are used, and at least one in two, so that a
@@ -224,13 +228,13 @@ func (s *shard) grow() {
 	cells := make([]cell, max(firstCells, len(s.cells)+len(s.cells)/2))
 	for _, c := range s.cells {
 		if c.gen == s.gen {
-			place(cells, c)
+			put(cells, c)
 		}
 	}
 	s.cells = cells
 }
 
-func place(cells []cell, c cell) *cell {
+func put(cells []cell, c cell) *cell {
 	home, _ := bits.Mul64(c.fingerprint, uint64(len(cells)))
 	i := int(home)
 	for cells[i].gen == c.gen {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -14,13 +15,11 @@ import (
 )
 
 // without answers a request that the server could not decide.
-func (c *counters) without(ctx context.Context, now time.Time, claims []store.Claim, into []store.State, cause error) (
-	store.Decision, error,
-) {
+func (c *counters) without(ctx context.Context, now time.Time, claims []store.Claim, cause error) (store.Decision, error) {
 	c.stack.breaker.without.Add(1)
 	if c.local != nil {
-		d, err := c.local.counters.Take(ctx, c.serverTime(now), claims, into)
-		d.Without = failureKind(cause)
+		d, err := c.local.take(ctx, c.serverTime(now), claims)
+		d.Degraded = failureKind(cause)
 		return d, err
 	}
 	failure := c.unavailable(cause)
@@ -83,15 +82,11 @@ func (l *link) logHealed(without int64, away time.Duration) {
 type localCounters struct {
 	counters store.Counters
 	tiers    []store.TierSpec
-	limits   int
 }
 
 // openLocal opens the counters.
 func openLocal(r *Redis, spec store.StackSpec) (*localCounters, error) {
 	l := &localCounters{tiers: spec.Tiers}
-	for _, tier := range spec.Tiers {
-		l.limits += len(tier.Limits)
-	}
 	// These are not the counters of a stack of that name in memory.
 	spec.Name = fmt.Sprintf("redis %s %s", r.setup.digest, r.keys.stack(spec.Name))
 	var err error
@@ -99,22 +94,56 @@ func openLocal(r *Redis, spec store.StackSpec) (*localCounters, error) {
 	return l, err
 }
 
-// follow counts what the server has counted for a request.
-func (l *localCounters) follow(ctx context.Context, d store.Decision, claims []store.Claim) {
-	if d.RefusedBy >= 0 {
-		var charged []store.Claim
-		for _, claim := range claims[:d.RefusedBy] {
-			if l.tiers[claim.Tier].Charge == store.ChargeChecked {
-				charged = append(charged, claim)
+// take decides. Windows of these counters are told from the server's by their sign.
+func (l *localCounters) take(ctx context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	d, err := l.counters.Take(ctx, now, claims)
+	for i := range claims {
+		for j := range claims[i].States {
+			claims[i].States[j].Window *= -1
+		}
+	}
+	return d, err
+}
+
+// follow counts what the server has charged.
+func (l *localCounters) follow(ctx context.Context, now time.Time, charged []store.Claim) {
+	states := make([]store.State, l.limitsOf(charged))
+	for i := range charged {
+		n := len(l.tiers[charged[i].Tier].Limits)
+		charged[i].States, states = states[:n:n], states[n:]
+		charged[i].Counts = nil
+	}
+	if len(charged) > 0 {
+		// These counters may refuse what the server has allowed, and then do not count it: they are full.
+		_, _ = l.counters.Take(ctx, now, charged)
+	}
+}
+
+// settle corrects what these counters have charged, or have counted along. In the latter case the windows are the
+// server's.
+func (l *localCounters) settle(ctx context.Context, now time.Time, claims []store.Claim) error {
+	states := make([]store.State, l.limitsOf(claims))
+	own := slices.Clone(claims)
+	for i := range own {
+		limits := l.tiers[own[i].Tier].Limits
+		for j, s := range own[i].States {
+			states[j].Window = -s.Window
+			if s.Window >= 0 {
+				states[j].Window = memory.WindowEnding((s.Window + 1) * limits[j].Window.Milliseconds())
 			}
 		}
-		claims = charged
+		own[i].States, states = states[:len(limits):len(limits)], states[len(limits):]
 	}
-	if len(claims) == 0 {
-		return
+	return l.counters.Settle(ctx, now, own)
+}
+
+// limitsOf is the number of claimed limits.
+func (l *localCounters) limitsOf(claims []store.Claim) int {
+	n := 0
+	for i := range claims {
+		n += len(l.tiers[claims[i].Tier].Limits)
 	}
-	// These counters may refuse what the server has allowed, and then do not count it: they are full.
-	_, _ = l.counters.Take(ctx, d.Now, claims, make([]store.State, l.limits))
+	return n
 }
 
 // reset forgets what the claims' counters have counted.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -13,6 +14,7 @@ import (
 
 // counters is one open handle of a stack. All that a configuration says is in here.
 type counters struct {
+	of       store.StackSpec
 	keys     keyspace
 	link     *link
 	stack    *sharedStack
@@ -28,7 +30,8 @@ type counters struct {
 // counterTier is a tier as the script needs to know it.
 type counterTier struct {
 	limits  []counterLimit
-	spec    string // for the script
+	spec    string // for the script, where one hit is claimed
+	letter  byte   // for the script
 	size    int    // of its keys together
 	checked bool
 	dry     bool
@@ -39,6 +42,7 @@ type counterTier struct {
 type counterLimit struct {
 	prefix string // of its keys
 	window time.Duration
+	count  int64
 }
 
 // resetLife is how long a reset generation is kept. An instance asks again after 5 s at the latest.
@@ -69,7 +73,7 @@ func openCounters(r *Redis, spec store.StackSpec) (*counters, error) {
 // newCounters fills in what is known at load, but for where to ask.
 func newCounters(keys keyspace, spec store.StackSpec) *counters {
 	prefix := keys.stack(spec.Name)
-	c := &counters{keys: keys, clock: monotonic, reset: prefix + "reset", spec: modeTake}
+	c := &counters{of: spec, keys: keys, clock: monotonic, reset: prefix + "reset", spec: modeTake}
 	c.tiers = make([]counterTier, len(spec.Tiers))
 	for i := range spec.Tiers {
 		c.tiers[i].set(prefix, spec.Tiers[i])
@@ -80,53 +84,54 @@ func newCounters(keys keyspace, spec store.StackSpec) *counters {
 
 // set fills in what is known of a tier at load.
 func (t *counterTier) set(prefix string, spec store.TierSpec) {
-	t.spec, t.dry, t.single = tierSpecText(spec), spec.DryRun, spec.Single
+	t.letter, t.dry, t.single = letterOf(spec), spec.DryRun, spec.Single
 	t.checked = spec.Charge == store.ChargeChecked
 	for _, limit := range spec.Limits {
-		l := counterLimit{prefix: prefix + infix(spec.Name, limit), window: limit.Window}
+		l := counterLimit{prefix: prefix + infix(spec.Name, limit), window: limit.Window, count: limit.Count}
 		t.size += len(l.prefix) + 2*fingerprint
 		t.limits = append(t.limits, l)
 	}
+	t.spec = string(t.appendSpec(nil, &store.Claim{Hits: 1}, placeTier))
 }
 
 // Take implements [store.Counters]. The server's clock counts, not now.
-func (c *counters) Take(ctx context.Context, now time.Time, claims []store.Claim, into []store.State) (store.Decision, error) {
-	if err := c.check(claims, into); err != nil {
+func (c *counters) Take(ctx context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	if err := c.of.Check(claims); err != nil {
 		return store.Decision{RefusedBy: -1}, err
 	}
 	clock := c.clock()
-	if d, ok := c.refuse(clock, claims, into); ok {
+	if d, ok := c.refuse(clock, claims); ok {
 		return d, nil
 	}
 	breaker := c.stack.breaker
 	if !breaker.allows() {
-		return c.without(ctx, now, claims, into, errRedisAway)
+		return c.without(ctx, now, claims, errRedisAway)
 	}
 	if err := ctx.Err(); err != nil {
 		return store.Decision{RefusedBy: -1}, err
 	}
 	epoch := c.stack.epoch.Load()
-	d, err := c.decide(modeTake, claims, into)
+	d, err := c.decide(modeTake, claims)
 	if err != nil {
 		breaker.failed(err)
-		return c.without(ctx, now, claims, into, err)
+		return c.without(ctx, now, claims, err)
 	}
 	breaker.succeeded()
 	if c.refusals != nil && d.RefusedBy >= 0 {
-		c.remember(clock, epoch, d, claims, into)
+		c.remember(clock, epoch, d, claims)
 	}
 	if c.local != nil {
-		c.local.follow(ctx, d, claims)
+		c.local.follow(ctx, d.Now, c.charged(d, claims))
 	}
 	return d, nil
 }
 
 // Peek implements [store.Counters]. It always asks the server.
-func (c *counters) Peek(_ context.Context, _ time.Time, claims []store.Claim, into []store.State) (store.Decision, error) {
-	if err := c.check(claims, into); err != nil {
+func (c *counters) Peek(_ context.Context, _ time.Time, claims []store.Claim) (store.Decision, error) {
+	if err := c.of.Check(claims); err != nil {
 		return store.Decision{RefusedBy: -1}, err
 	}
-	d, err := c.decide(modePeek, claims, into)
+	d, err := c.decide(modePeek, claims)
 	if err != nil {
 		return store.Decision{RefusedBy: -1}, c.unavailable(err)
 	}
@@ -135,8 +140,7 @@ func (c *counters) Peek(_ context.Context, _ time.Time, claims []store.Claim, in
 
 // Reset implements [store.Counters]. What this instance remembers is forgotten at once, what others do within 5 s.
 func (c *counters) Reset(ctx context.Context, now time.Time, claims []store.Claim) error {
-	limits, err := c.count(claims)
-	if err != nil || limits == 0 {
+	if err := c.of.CheckTiers(claims); err != nil || len(claims) == 0 {
 		return err
 	}
 	keys := c.name(claims)
@@ -179,35 +183,8 @@ func (c *counters) Close() error {
 	return errors.Join(c.local.close(), c.link.leave())
 }
 
-// check refuses claims that the stack does not have, and too little room.
-func (c *counters) check(claims []store.Claim, into []store.State) error {
-	limits, err := c.count(claims)
-	if err == nil && len(into) < limits {
-		err = fmt.Errorf("%d limits are claimed, with room for the states of %d", limits, len(into))
-	}
-	return err
-}
-
-// count is the number of claimed limits.
-func (c *counters) count(claims []store.Claim) (int, error) {
-	limits := 0
-	for i := range claims {
-		tier := claims[i].Tier
-		if uint(tier) >= uint(len(c.tiers)) {
-			return 0, fmt.Errorf("claim of tier %d in a stack of %d", tier, len(c.tiers))
-		}
-		for j := range i {
-			if claims[j].Tier == tier {
-				return 0, fmt.Errorf("tier %d is claimed twice", tier)
-			}
-		}
-		limits += len(c.tiers[tier].limits)
-	}
-	return limits, nil
-}
-
 // decide asks the server.
-func (c *counters) decide(mode string, claims []store.Claim, into []store.State) (store.Decision, error) {
+func (c *counters) decide(mode string, claims []store.Claim) (store.Decision, error) {
 	keys := c.name(claims)
 	result, err := c.link.run(c.link.deadline(), takeScript, keys, c.specOf(mode, claims))
 	if err != nil {
@@ -225,13 +202,55 @@ func (c *counters) decide(mode string, claims []store.Claim, into []store.State)
 	c.stack.ahead.Store(now - c.clock().Milliseconds())
 	n := 0
 	for i := range claims {
-		limits := c.tiers[claims[i].Tier].limits
-		for j := range limits {
-			into[n] = reply.state(n, limits[j].window)
+		for j, l := range c.tiers[claims[i].Tier].limits {
+			claims[i].States[j] = reply.state(n, l.window)
 			n++
 		}
 	}
-	return store.Decision{RefusedBy: reply.refusedBy(), Now: time.UnixMilli(now)}, nil
+	d := store.Decision{RefusedBy: reply.refusedBy(), Now: time.UnixMilli(now)}
+	for i := range claims {
+		if mode == modeTake && c.charges(d, claims, i) {
+			continue // all of it has passed
+		}
+		for j, l := range c.tiers[claims[i].Tier].limits {
+			s := &claims[i].States[j]
+			s.RetryAfter = claims[i].Wait(j, l.count, s.Used, s.ResetAfter)
+		}
+	}
+	return d, nil
+}
+
+// charges reports whether a decision to take has charged the ith claim.
+func (c *counters) charges(d store.Decision, claims []store.Claim, i int) bool {
+	tier := claims[i].Tier
+	if d.RefusedBy >= 0 && (i >= d.RefusedBy || !c.tiers[tier].checked) {
+		return false
+	}
+	for first := i; first > 0 && claims[first-1].Tier == tier; {
+		first--
+		i = first
+	}
+	for ; i < len(claims) && claims[i].Tier == tier; i++ {
+		if claims[i].Refused || anyExceeded(claims[i].States) {
+			return false
+		}
+	}
+	return true
+}
+
+// charged are the claims that a decision to take has charged.
+func (c *counters) charged(d store.Decision, claims []store.Claim) []store.Claim {
+	var charged []store.Claim
+	for i := range claims {
+		if c.charges(d, claims, i) {
+			charged = append(charged, claims[i])
+		}
+	}
+	return charged
+}
+
+func anyExceeded(states []store.State) bool {
+	return slices.ContainsFunc(states, func(s store.State) bool { return s.Exceeded })
 }
 
 // name lists the keys that claims are about.
@@ -300,26 +319,36 @@ func (t *counterTier) singleKeys(c *counters, identity []byte) []string {
 	return only
 }
 
-// specOf describes the claimed tiers to the script.
+// specOf describes what is claimed to the script.
 func (c *counters) specOf(mode string, claims []store.Claim) string {
-	if mode == modeTake && len(claims) == len(c.tiers) && inOrder(claims) {
+	usual := mode == modeTake && len(claims) == len(c.tiers)
+	for i := range claims {
+		if mode == modeTake && claims[i].Refused {
+			mode = modeRefused
+		}
+		usual = usual && claims[i].Tier == i && plain(&claims[i])
+	}
+	if usual {
 		return c.spec
 	}
 	spec := []byte(mode)
 	for i := range claims {
-		spec = append(spec, c.tiers[claims[i].Tier].spec...)
+		t, place := &c.tiers[claims[i].Tier], placeTier
+		if i > 0 && claims[i-1].Tier == claims[i].Tier {
+			place = placeClaim
+		}
+		if place == placeTier && plain(&claims[i]) {
+			spec = append(spec, t.spec...)
+		} else {
+			spec = t.appendSpec(spec, &claims[i], place)
+		}
 	}
 	return string(spec)
 }
 
-// inOrder tells whether claims are those of all tiers up to the last, in the order written.
-func inOrder(claims []store.Claim) bool {
-	for i := range claims {
-		if claims[i].Tier != i {
-			return false
-		}
-	}
-	return true
+// plain reports whether a claim asks for one hit and no more.
+func plain(claim *store.Claim) bool {
+	return claim.Hits == 1 && claim.Counts == nil && !claim.Refused
 }
 
 // Interface guards

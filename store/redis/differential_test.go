@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,8 +76,9 @@ type testPair struct {
 	memory    store.Counters
 	store     *Redis
 	remembers bool
-	known     int64     // requests refused from memory
-	last      time.Time // of a decision, on the server's clock
+	known     int64              // requests refused from memory
+	last      time.Time          // of a decision, on the server's clock
+	decided   [][2][]store.Claim // the latest decisions of these handles, as each store has left their claims
 }
 
 // reopen opens both with a new definition, as a reload does. Tiers and windows stay where they can.
@@ -102,7 +104,7 @@ func (p *testPair) reopen() {
 	inMemory, err := new(memory.Memory).Open(p.spec)
 	assert.NoError(p.t, err)
 	p.close()
-	p.redis, p.memory = redis.(*counters), inMemory
+	p.redis, p.memory, p.decided = redis.(*counters), inMemory, nil
 }
 
 // close closes what is open.
@@ -128,47 +130,126 @@ func (p *testPair) step() (difference string, refusedBy int) {
 			return err.Error(), -1
 		}
 	}
+	if p.random.IntN(5) == 0 {
+		if err := p.settle(ctx); err != nil {
+			return err.Error(), -1
+		}
+	}
 	redis, memory := store.Counters.Take, store.Counters.Take
 	if p.random.IntN(10) == 0 {
 		redis, memory = store.Counters.Peek, store.Counters.Peek
 	}
-	got, want := make([]store.State, 12), make([]store.State, 12)
-	d, err := redis(p.redis, ctx, time.Time{}, claims, got)
+	got, want := p.withStates(claims), p.withStates(claims)
+	d, err := redis(p.redis, ctx, time.Time{}, got)
 	if err != nil {
 		return err.Error(), -1
 	}
 	// What is refused from memory was decided at an earlier time.
-	if known := p.redis.Remembered(); known == p.known {
-		p.last = d.Now
-	} else {
+	known := p.redis.Remembered()
+	remembered := known != p.known
+	if remembered {
 		p.known, d.Now = known, p.last
+	} else {
+		p.last = d.Now
 	}
-	m, err := memory(p.memory, ctx, d.Now, claims, want)
+	m, err := memory(p.memory, ctx, d.Now, want)
 	if err != nil {
 		return err.Error(), -1
+	}
+	if !remembered {
+		p.decided = append(p.decided, [2][]store.Claim{got, want})
+		p.decided = p.decided[max(0, len(p.decided)-8):]
 	}
 	if p.remembers && d.RefusedBy >= 0 && m.RefusedBy >= 0 {
 		return "", d.RefusedBy
 	}
-	if d.RefusedBy != m.RefusedBy || !assert.ObjectsAreEqual(want, got) {
-		return fmt.Sprintf("%+v\nclaims %v at %v\nredis  %d %v\nmemory %d %v", p.spec, claims, d.Now.UnixMilli(),
-			d.RefusedBy, got, m.RefusedBy, want), -1
+	if d.RefusedBy != m.RefusedBy || !assert.ObjectsAreEqual(seen(want), seen(got)) {
+		return fmt.Sprintf("%+v\nclaims %+v at %v\nredis  %d %v\nmemory %d %v", p.spec, claims, d.Now.UnixMilli(),
+			d.RefusedBy, seen(got), m.RefusedBy, seen(want)), -1
 	}
 	return "", d.RefusedBy
 }
 
-// claims are of some of the tiers, in the order written.
+// seen are the states of claims, but for the windows, which only their store can tell.
+func seen(claims []store.Claim) []store.State {
+	states := statesOf(claims)
+	for i := range states {
+		states[i].Window = 0
+	}
+	return states
+}
+
+// withStates is a copy of claims with room for states.
+func (p *testPair) withStates(claims []store.Claim) []store.Claim {
+	claims = slices.Clone(claims)
+	for i := range claims {
+		claims[i].States = make([]store.State, len(p.spec.Tiers[claims[i].Tier].Limits))
+	}
+	return claims
+}
+
+// settle corrects one of the latest decisions, or a part of it, in both. What Redis says afterwards decides at which time
+// memory does it: windows may end in between.
+func (p *testPair) settle(ctx context.Context) error {
+	if len(p.decided) == 0 {
+		return nil
+	}
+	done := p.decided[p.random.IntN(len(p.decided))]
+	var due [2][]store.Claim
+	for i := range done[0] {
+		if p.random.IntN(4) == 0 {
+			continue
+		}
+		hits := p.random.Int64N(11) - 7
+		if p.random.IntN(30) == 0 {
+			hits = store.MostHits * (2*p.random.Int64N(2) - 1)
+		}
+		for n := range done {
+			done[n][i].Hits = hits
+			due[n] = append(due[n], done[n][i])
+		}
+	}
+	if err := p.redis.Settle(ctx, time.Time{}, due[0]); err != nil {
+		return err
+	}
+	return p.memory.Settle(ctx, p.last, due[1])
+}
+
+// claims are of most of the tiers, in the order written, and ask for one hit or for something else.
 func (p *testPair) claims() []store.Claim {
 	var claims []store.Claim
 	for i := range p.spec.Tiers {
-		if p.random.IntN(6) == 0 && len(p.spec.Tiers) > 1 {
-			continue
+		switch {
+		case p.random.IntN(6) == 0 && len(p.spec.Tiers) > 1:
+		case p.spec.Tiers[i].Single:
+			claims = append(claims, p.claim(i, "all"))
+		case p.random.IntN(4) == 0:
+			for _, who := range p.random.Perm(6)[:2+p.random.IntN(2)] {
+				claims = append(claims, p.claim(i, fmt.Sprint("id ", who)))
+			}
+		default:
+			claims = append(claims, p.claim(i, fmt.Sprint("id ", p.random.IntN(6))))
 		}
-		claim := store.Claim{Tier: i, Identity: []byte("all")}
-		if !p.spec.Tiers[i].Single {
-			claim.Identity = fmt.Appendf(nil, "id %d", p.random.IntN(6))
-		}
-		claims = append(claims, claim)
 	}
 	return claims
+}
+
+func (p *testPair) claim(tier int, identity string) store.Claim {
+	claim := store.Claim{Tier: tier, Identity: []byte(identity), Hits: 1, Refused: p.random.IntN(25) == 0}
+	switch p.random.IntN(12) {
+	case 0, 1:
+		claim.Hits = 0
+	case 2, 3:
+		claim.Hits = p.random.Int64N(12)
+	case 4:
+		if p.random.IntN(8) == 0 {
+			claim.Hits = store.MostHits
+		}
+	}
+	if p.random.IntN(10) == 0 {
+		for range p.spec.Tiers[tier].Limits {
+			claim.Counts = append(claim.Counts, p.random.Int64N(12)-1)
+		}
+	}
+	return claim
 }

@@ -31,8 +31,8 @@ func TestTakesTheLargest(t *testing.T) {
 		by, states := take(t, c, big)
 		assert.Equal(t, i >= 2, by == 0, "request %d", i)
 		assert.Equal(t, int64(min(i+1, 2)), states[1].Used)
-		assert.Positive(t, states[0].Left)
-		assert.LessOrEqual(t, states[0].Left, longest)
+		assert.Positive(t, states[0].ResetAfter)
+		assert.LessOrEqual(t, states[0].ResetAfter, longest)
 	}
 	by, _ := take(t, c, big+"y")
 	assert.Equal(t, -1, by, "identities that differ in the last byte")
@@ -74,7 +74,7 @@ func TestLinkEndsUnderDecisions(t *testing.T) {
 			failures := make(chan error, waiting)
 			for range waiting {
 				go func() {
-					_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+					_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 					failures <- err
 				}()
 			}
@@ -85,7 +85,7 @@ func TestLinkEndsUnderDecisions(t *testing.T) {
 				if i < waiting {
 					err = <-failures
 				} else {
-					_, err = c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+					_, err = c.Take(context.Background(), time.Now(), claimsOf("a"))
 				}
 				if onError == "local" {
 					assert.NoError(t, err)

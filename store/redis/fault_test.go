@@ -91,9 +91,9 @@ func (s *storm) one(c store.Counters) {
 	n := s.sequence.Add(1)
 	who := int((n/(2*stormLimit) + n%7) % stormIdentities)
 	s.each[who].tried.Add(1)
-	into := make([]store.State, 2)
 	begin := time.Now()
-	d, err := c.Take(context.Background(), begin, claimsOf(strconv.Itoa(who), "all"), into)
+	claims := claimsOf(strconv.Itoa(who), "all")
+	d, err := c.Take(context.Background(), begin, claims)
 	took := int64(time.Since(begin))
 	for known := s.slowest.Load(); took > known && !s.slowest.CompareAndSwap(known, took); known = s.slowest.Load() {
 	}
@@ -262,10 +262,9 @@ func TestFaults(t *testing.T) {
 func quick(t *testing.T, c *counters) {
 	t.Helper()
 	const requests = 200
-	into := make([]store.State, 2)
 	begin := time.Now()
 	for i := range requests {
-		_, err := c.Take(context.Background(), begin, claimsOf(fmt.Sprint("quick", i), "all"), into)
+		_, err := c.Take(context.Background(), begin, claimsOf(fmt.Sprint("quick", i), "all"))
 		var away *store.UnavailableError
 		require.ErrorAs(t, err, &away)
 		require.False(t, away.Serve)
@@ -304,9 +303,8 @@ func told(t *testing.T, log *observer.ObservedLogs) {
 func TestAbsentAtStart(t *testing.T) {
 	server := redistest.New(t)
 	c, log := observed(t, stormSpec(), faulty(server.Addr()))
-	into := make([]store.State, 2)
 	for i := range 20 {
-		_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"), into)
+		_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"))
 		var away *store.UnavailableError
 		require.ErrorAs(t, err, &away, "request %d", i)
 	}
@@ -344,9 +342,8 @@ func TestSlowServerKeepsTheBreakerOpen(t *testing.T) {
 	connect(t, c)
 	take(t, c, "a", "all")
 	proxy.Delay(2 * c.link.setup.timeout)
-	into := make([]store.State, 2)
 	for i := range mostFailures {
-		_, err := c.Take(context.Background(), time.Now(), claimsOf(fmt.Sprint(i), "all"), into)
+		_, err := c.Take(context.Background(), time.Now(), claimsOf(fmt.Sprint(i), "all"))
 		var away *store.UnavailableError
 		require.ErrorAs(t, err, &away)
 		require.Equal(t, "timeout", away.Kind)
@@ -377,10 +374,9 @@ func TestLoading(t *testing.T) {
 		_, err := server.Try("GET", "x")
 		return err != nil && strings.HasPrefix(err.Error(), "LOADING")
 	})
-	into := make([]store.State, 2)
 	seen := false
 	for range 5 {
-		_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"), into)
+		_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"))
 		var away *store.UnavailableError
 		if errors.As(err, &away) {
 			seen = seen || strings.Contains(away.Error(), "LOADING")
@@ -416,7 +412,7 @@ func TestLostReplyIsChargedAtMostOnce(t *testing.T) {
 	c := replica(t, stackOf(plainTier("ip", 100, 7*day)), faulty(proxy.Addr()))
 	take(t, c, "a")
 	proxy.Mute(true)
-	_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+	_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 	var away *store.UnavailableError
 	require.ErrorAs(t, err, &away)
 	assert.Equal(t, "timeout", away.Kind)
@@ -424,9 +420,9 @@ func TestLostReplyIsChargedAtMostOnce(t *testing.T) {
 	proxy.Reset()
 	var states []store.State
 	require.True(t, redistest.Await(func() bool {
-		into := make([]store.State, 1)
-		_, err := c.Peek(context.Background(), time.Now(), claimsOf("a"), into)
-		states = into
+		claims := claimsOf("a")
+		_, err := c.Peek(context.Background(), time.Now(), claims)
+		states = claims[0].States
 		return err == nil
 	}))
 	assert.Equal(t, int64(2), states[0].Used, "S7: one before, and one whose reply was lost")
@@ -440,7 +436,7 @@ func TestOnErrorAllow(t *testing.T) {
 	}
 	server.Kill()
 	for i := range 10 {
-		_, err := c.Take(context.Background(), time.Now(), claimsOf(fmt.Sprint(i)), make([]store.State, 1))
+		_, err := c.Take(context.Background(), time.Now(), claimsOf(fmt.Sprint(i)))
 		var away *store.UnavailableError
 		require.ErrorAs(t, err, &away)
 		assert.True(t, away.Serve)
@@ -491,9 +487,10 @@ func TestLocalFollowsRefusals(t *testing.T) {
 		take(t, c, "a", "n", "u")
 	}
 	_, remote := peek(t, c, "a", "n", "u")
-	local := make([]store.State, 3)
-	_, err := c.local.counters.Peek(context.Background(), c.serverTime(time.Now()), claimsOf("a", "n", "u"), local)
+	claims := claimsOf("a", "n", "u")
+	_, err := c.local.counters.Peek(context.Background(), c.serverTime(time.Now()), claims)
 	require.NoError(t, err)
+	local := statesOf(claims)
 	for i := range local {
 		assert.Equal(t, remote[i].Used, local[i].Used, "limit %d", i)
 	}
@@ -510,7 +507,7 @@ func TestWrongPasswordIsNamedButNotShown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, log := observed(t, stormSpec(), settings)
-			_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"), make([]store.State, 2))
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"))
 			var away *store.UnavailableError
 			require.ErrorAs(t, err, &away)
 			require.Equal(t, 1, log.Len())
@@ -529,7 +526,7 @@ func TestCallerThatIsGoneIsNoFailure(t *testing.T) {
 	gone, cancel := context.WithCancel(context.Background())
 	cancel()
 	for range 20 {
-		_, err := c.Take(gone, time.Now(), claimsOf("a", "all"), make([]store.State, 2))
+		_, err := c.Take(gone, time.Now(), claimsOf("a", "all"))
 		assert.ErrorIs(t, err, context.Canceled)
 	}
 	by, states := take(t, c, "a", "all")

@@ -144,7 +144,7 @@ func TestSentinelsWithAPassword(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			login := and(and(settings, "sentinel_username", test.user), "sentinel_password", test.password)
 			c, log := observed(t, stackOf(plainTier("ip", 1<<20, day)), login)
-			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 			if test.want == "" {
 				assert.NoError(t, err)
 				return
@@ -169,7 +169,7 @@ func TestPlannedFailoverOfASingleAddress(t *testing.T) {
 	proxy.Target(fresh.Addr())
 	old.Do("REPLICAOF", "127.0.0.1", strconv.Itoa(fresh.Port))
 	require.True(t, redistest.Await(func() bool {
-		_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"), make([]store.State, 2))
+		_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"))
 		return err == nil
 	}), "it must connect anew when the server has become read only")
 	assert.NotEmpty(t, fresh.Keys("*"))
@@ -249,7 +249,7 @@ func TestTLS(t *testing.T) {
 				settings["tls"] = test.tls
 			}
 			c, log := observed(t, stackOf(plainTier("ip", 1<<20, day)), settings)
-			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 			if test.want == "" {
 				assert.NoError(t, err)
 				return

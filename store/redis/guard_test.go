@@ -151,7 +151,7 @@ func (h *hostile) check(t *testing.T, place string, spec store.StackSpec, real s
 	c := opened.(*counters)
 	within(t, place+": deciding", func() {
 		for range mostFailures {
-			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 			requireStranger(t, err)
 		}
 	})
@@ -159,7 +159,7 @@ func (h *hostile) check(t *testing.T, place string, spec store.StackSpec, real s
 	h.proxy.Reset()
 	within(t, place+": healing", func() {
 		assert.True(t, redistest.Await(func() bool {
-			_, err := c.Take(context.Background(), time.Now(), claimsOf("b"), make([]store.State, 1))
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("b"))
 			return err == nil
 		}), "%s: a real one is back", place)
 	})

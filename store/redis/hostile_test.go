@@ -11,8 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tieredlimit/caddy-tieredlimit/internal/redistest"
-
-	"github.com/tieredlimit/caddy-tieredlimit/store"
 )
 
 // goneContext is that of a client that goes away while the server is asked.
@@ -37,9 +35,9 @@ func TestClientsThatGoAwayDoNotOpenTheBreaker(t *testing.T) {
 	for i := range 2 * mostFailures {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_, _ = c.Take(&goneContext{Context: ctx}, time.Now(), claimsOf(strconv.Itoa(i)), make([]store.State, 1))
+		_, _ = c.Take(&goneContext{Context: ctx}, time.Now(), claimsOf(strconv.Itoa(i)))
 	}
-	d, err := c.Take(context.Background(), time.Now(), claimsOf("honest"), make([]store.State, 1))
+	d, err := c.Take(context.Background(), time.Now(), claimsOf("honest"))
 	require.NoError(t, err, "others are decided as before")
 	assert.Equal(t, -1, d.RefusedBy)
 	assert.Zero(t, logs.Len(), "nothing is told")

@@ -169,7 +169,7 @@ func TestReadmeUser(t *testing.T) {
 	require.NoError(t, c.Reset(context.Background(), time.Time{}, claimsOf("a")))
 	require.NoError(t, c.link.probe(context.Background(), c.stack.prefix))
 	other := replica(t, stackOf(plainTier("ip", 1, day)), and(settings, "key_prefix", "other"))
-	_, err := other.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+	_, err := other.Take(context.Background(), time.Now(), claimsOf("a"))
 	assert.ErrorContains(t, err, "NOPERM")
 }
 
@@ -225,7 +225,7 @@ func TestReadmeFailures(t *testing.T) {
 			take(t, c, "a", "all")
 			f.fail(server, proxy)
 			for range mostFailures {
-				_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"), make([]store.State, 2))
+				_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "all"))
 				var away *store.UnavailableError
 				require.True(t, errors.As(err, &away), "%v", err)
 				assert.Contains(t, append(stated, "away"), away.Kind)

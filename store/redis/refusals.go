@@ -20,6 +20,9 @@ type refusals struct {
 	seed  maphash.Seed
 	until []atomic.Int64 // by tier: when the last refusal has ended
 	table atomic.Pointer[refusalTable]
+
+	// By the same sets, when hits were last given back to one of a set. It is made when that first happens.
+	settled atomic.Pointer[[len(refusalTable{})]atomic.Int64]
 }
 
 // refusalTable is made at the first refusal. A refusal is in one of the places of the set that its hash names.
@@ -35,14 +38,15 @@ type refusalSet struct {
 // refusal is one refusal, in one line of the cache for a tier with one limit. It is never changed. Times are on
 // the monotonic clock of this process.
 type refusal struct {
-	hash  uint64
-	epoch int64
-	at    time.Duration // before the server was asked, so that it never lasts beyond the window
-	until time.Duration // the server is asked again then
-	now   int64         // milliseconds, on the server's clock
-	used  int64
-	left  time.Duration
-	all   *[]store.State // of each limit, if there are several
+	hash   uint64
+	epoch  int64
+	at     time.Duration // before the server was asked, so that it never lasts beyond the window
+	until  time.Duration // the server is asked again then
+	now    int64         // milliseconds, on the server's clock
+	used   int64
+	left   time.Duration
+	window int64
+	all    *[]store.State // of each limit, if there are several
 }
 
 // state is what was known of one limit.
@@ -50,7 +54,7 @@ func (r *refusal) state(limit int) store.State {
 	if r.all != nil {
 		return (*r.all)[limit]
 	}
-	return store.State{Used: r.used, Left: r.left, Exceeded: true}
+	return store.State{Used: r.used, ResetAfter: r.left, Window: r.window}
 }
 
 const (
@@ -73,6 +77,15 @@ func (m *refusals) hash(tier int, identity []byte) uint64 {
 
 // set is where a refusal with a hash may be.
 func (t *refusalTable) set(hash uint64) *refusalSet { return &t[hash%uint64(len(t))] }
+
+// drop forgets what is remembered under a hash.
+func (s *refusalSet) drop(hash uint64) {
+	for place := range s.refusals {
+		if r := s.refusals[place].Load(); r != nil && r.hash == hash {
+			s.refusals[place].CompareAndSwap(r, nil)
+		}
+	}
+}
 
 // find returns the refusal of an identity that holds at a time, or nil.
 func (m *refusals) find(clock time.Duration, epoch int64, tier int, identity []byte) *refusal {
@@ -110,7 +123,7 @@ func (m *refusals) add(tier int, r *refusal) {
 			place = i
 			break
 		}
-		if old.until < other.until {
+		if other == nil || old.until < other.until {
 			place = i
 		}
 	}
@@ -125,7 +138,7 @@ func (m *refusals) add(tier int, r *refusal) {
 }
 
 // refuse answers from memory, if it can.
-func (c *counters) refuse(clock time.Duration, claims []store.Claim, into []store.State) (store.Decision, bool) {
+func (c *counters) refuse(clock time.Duration, claims []store.Claim) (store.Decision, bool) {
 	if c.refusals == nil {
 		return store.Decision{}, false
 	}
@@ -135,72 +148,98 @@ func (c *counters) refuse(clock time.Duration, claims []store.Claim, into []stor
 		if !tier.dry {
 			if r := c.refusals.find(clock, epoch, claims[i].Tier, claims[i].Identity); r != nil {
 				c.stack.refusals.Add(1)
-				return c.recall(r, clock, i, claims, into), true
+				return c.recall(r, clock, i, claims), true
 			}
 		}
-		if tier.checked {
+		if tier.checked || claims[i].Refused && !tier.dry {
 			return store.Decision{}, false
 		}
 	}
 	return store.Decision{}, false
 }
 
-// recall fills in the states. Those of other tiers are not known: they are given as unused.
-func (c *counters) recall(r *refusal, clock time.Duration, refusedBy int, claims []store.Claim,
-	into []store.State,
-) store.Decision {
+// recall fills in the states. Those of other claims are not known: they are given as unused.
+func (c *counters) recall(r *refusal, clock time.Duration, refusedBy int, claims []store.Claim) store.Decision {
 	passed := clock - r.at
-	now := time.UnixMilli(r.now).Add(passed)
-	n := 0
+	now := r.now + passed.Milliseconds()
 	for i := range claims {
-		limits := c.tiers[claims[i].Tier].limits
-		for j := range limits {
+		for j, l := range c.tiers[claims[i].Tier].limits {
+			s := store.State{}
 			if i == refusedBy {
-				into[n] = r.state(j)
-				into[n].Left -= passed
+				s = r.state(j)
+				s.ResetAfter -= passed
 			}
-			if i != refusedBy || into[n].Left <= 0 {
-				into[n] = store.State{Left: left(r.now+passed.Milliseconds(), limits[j].window)}
+			if s.ResetAfter <= 0 {
+				s = store.State{ResetAfter: left(now, l.window), Window: numberOf(now, l.window)}
 			}
-			n++
+			s.RetryAfter = claims[i].Wait(j, l.count, s.Used, s.ResetAfter)
+			s.Exceeded = i == refusedBy && s.RetryAfter != 0
+			claims[i].States[j] = s
 		}
 	}
-	return store.Decision{RefusedBy: refusedBy, Now: now}
+	return store.Decision{RefusedBy: refusedBy, Now: time.UnixMilli(r.now).Add(passed)}
 }
 
-// remember remembers a refusal, if it may.
-func (c *counters) remember(clock time.Duration, epoch int64, d store.Decision, claims []store.Claim, into []store.State) {
+// remember remembers a refusal, if it may: it must be one of whatever number of hits.
+func (c *counters) remember(clock time.Duration, epoch int64, d store.Decision, claims []store.Claim) {
 	// An answer that was on its way when a counter was reset may be of before.
 	if c.stack.epoch.Load() != epoch {
 		return
 	}
-	n := 0
 	for i := range d.RefusedBy {
-		tier := &c.tiers[claims[i].Tier]
-		for range tier.limits {
-			if tier.checked || into[n].Exceeded {
-				return
-			}
-			n++
+		if c.tiers[claims[i].Tier].checked || anyExceeded(claims[i].States) {
+			return
 		}
 	}
-	tier := claims[d.RefusedBy].Tier
+	claim := &claims[d.RefusedBy]
 	r := &refusal{
-		hash:  c.refusals.hash(tier, claims[d.RefusedBy].Identity),
+		hash:  c.refusals.hash(claim.Tier, claim.Identity),
 		epoch: epoch, at: clock, now: d.Now.UnixMilli(),
 	}
-	for _, s := range into[n : n+len(c.tiers[tier].limits)] {
-		if s.Exceeded && s.Left > r.left {
-			r.used, r.left = s.Used, s.Left
+	limits := c.tiers[claim.Tier].limits
+	for j, s := range claim.States {
+		if s.Used >= limits[j].count && s.ResetAfter > r.left {
+			r.used, r.left, r.window = s.Used, s.ResetAfter, s.Window
 		}
 	}
-	if len(c.tiers[tier].limits) > 1 {
-		all := slices.Clone(into[n : n+len(c.tiers[tier].limits)])
+	if r.left == 0 {
+		return
+	}
+	if len(limits) > 1 {
+		all := slices.Clone(claim.States)
 		r.all = &all
 	}
 	// The server's time is cut to milliseconds, so up to one less is left.
 	r.until = clock + min(r.left-time.Millisecond, askAgain)
-	c.refusals.add(tier, r)
+	if c.refusals.settledSince(r) {
+		return
+	}
+	c.refusals.add(claim.Tier, r)
+	if c.refusals.settledSince(r) {
+		c.refusals.table.Load().set(r.hash).drop(r.hash)
+	}
+}
+
+// forget forgets the refusals of claims that were given something back by now, also those that are on their way.
+func (m *refusals) forget(clock time.Duration, claims []store.Claim) {
+	if m.settled.Load() == nil {
+		m.settled.CompareAndSwap(nil, new([len(refusalTable{})]atomic.Int64))
+	}
+	for i := range claims {
+		hash := m.hash(claims[i].Tier, claims[i].Identity)
+		m.settled.Load()[hash%uint64(len(refusalTable{}))].Store(int64(clock))
+		table := m.table.Load()
+		if table == nil {
+			continue
+		}
+		table.set(hash).drop(hash)
+	}
+}
+
+// settledSince reports whether hits were given back, to whoever a refusal may be about, after the server was asked.
+func (m *refusals) settledSince(r *refusal) bool {
+	settled := m.settled.Load()
+	return settled != nil && settled[r.hash%uint64(len(settled))].Load() >= int64(r.at)
 }
 
 // Remembered implements [store.Rememberer].

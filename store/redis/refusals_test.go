@@ -53,7 +53,7 @@ func contents(server *redistest.Server) map[string]string {
 // primed is a server that has the scripts, so that each request is one call.
 func primed(t testing.TB) *redistest.Server {
 	server := redistest.Start(t)
-	server.Do("SCRIPT", "LOAD", takeText)
+	server.Do("SCRIPT", "LOAD", takeScript.text)
 	return server
 }
 
@@ -71,8 +71,8 @@ func TestRefusesAgainFromMemory(t *testing.T) {
 		require.Equal(t, 1, by)
 		require.Equal(t, int64(2), states[1].Used)
 		require.True(t, states[1].Exceeded)
-		require.Positive(t, states[1].Left)
-		require.LessOrEqual(t, states[1].Left, 7*day)
+		require.Positive(t, states[1].ResetAfter)
+		require.LessOrEqual(t, states[1].ResetAfter, 7*day)
 	}
 	assert.Equal(t, 3, asked(t, server), "S8: round trips of 1000 further refusals")
 	assert.Equal(t, before, contents(server), "S8: a refusal changed a counter")
@@ -235,19 +235,23 @@ func TestGenerationsDiffer(t *testing.T) {
 func TestAnswerFromBeforeAResetIsNotRemembered(t *testing.T) {
 	c := &counters{
 		stack: new(sharedStack), refusals: newRefusals(1), clock: monotonic,
-		tiers: []counterTier{{limits: []counterLimit{{window: day}}}},
+		tiers: []counterTier{{limits: []counterLimit{{window: day, count: 1}}}},
 	}
-	claims, into := claimsOf("a"), []store.State{{Used: 1, Left: day, Exceeded: true}}
+	full := func() []store.Claim {
+		claims := claimsOf("a")
+		claims[0].States[0] = store.State{Used: 1, ResetAfter: day, Exceeded: true}
+		return claims
+	}
 	epoch := c.stack.epoch.Load()
 	c.stack.heard(7)
-	c.remember(0, epoch, store.Decision{RefusedBy: 0}, claims, into)
-	_, ok := c.refuse(0, claims, make([]store.State, 1))
+	c.remember(0, epoch, store.Decision{RefusedBy: 0}, full())
+	_, ok := c.refuse(0, claimsOf("a"))
 	assert.False(t, ok, "the answer was on its way when the counter was reset")
-	c.remember(0, c.stack.epoch.Load(), store.Decision{RefusedBy: 0}, claims, into)
-	_, ok = c.refuse(0, claims, make([]store.State, 1))
+	c.remember(0, c.stack.epoch.Load(), store.Decision{RefusedBy: 0}, full())
+	_, ok = c.refuse(0, claimsOf("a"))
 	assert.True(t, ok)
 	c.stack.heard(0)
-	_, ok = c.refuse(0, claims, make([]store.State, 1))
+	_, ok = c.refuse(0, claimsOf("a"))
 	assert.True(t, ok, "a generation that has been forgotten is no reset")
 }
 
@@ -255,30 +259,33 @@ func TestRefusalEndsWithItsWindow(t *testing.T) {
 	const second, ms = time.Second, time.Millisecond
 	c := &counters{
 		stack: new(sharedStack), refusals: newRefusals(1),
-		tiers: []counterTier{{limits: []counterLimit{{window: second}, {window: time.Minute}, {window: time.Hour}}}},
+		tiers: []counterTier{{limits: []counterLimit{
+			{window: second, count: 2}, {window: time.Minute, count: 2}, {window: time.Hour, count: 2},
+		}}},
 	}
+	full := func(left time.Duration) store.State { return store.State{Used: 2, ResetAfter: left, Exceeded: true} }
 	at := time.UnixMilli(1_000_000_000)
 	for _, test := range []struct {
 		name   string
 		states []store.State
 		lasts  time.Duration
 	}{
-		{"one limit", []store.State{{Used: 1, Left: second / 2, Exceeded: true}, {Used: 1, Left: time.Minute}, {Used: 1, Left: time.Hour}}, second/2 - ms},
-		{"the last of two", []store.State{{Used: 1, Left: second / 2, Exceeded: true}, {Used: 1, Left: 3 * second, Exceeded: true}, {Used: 1, Left: time.Hour}}, 3*second - ms},
-		{"no longer than 5 s", []store.State{{Used: 1, Left: second / 2, Exceeded: true}, {Used: 1, Left: second}, {Used: 1, Left: time.Hour, Exceeded: true}}, 5 * second},
+		{"one limit", []store.State{full(second / 2), {Used: 1, ResetAfter: time.Minute}, {Used: 1, ResetAfter: time.Hour}}, second/2 - ms},
+		{"the last of two", []store.State{full(second / 2), full(3 * second), {Used: 1, ResetAfter: time.Hour}}, 3*second - ms},
+		{"no longer than 5 s", []store.State{full(second / 2), {Used: 1, ResetAfter: second}, full(time.Hour)}, 5 * second},
 	} {
-		claims := claimsOf(test.name)
-		c.remember(10*second, 0, store.Decision{RefusedBy: 0, Now: at}, claims, test.states)
-		into := make([]store.State, 3)
-		_, ok := c.refuse(10*second+test.lasts-1, claims, into)
+		claims := claimsFor(c, test.name)
+		copy(claims[0].States, test.states)
+		c.remember(10*second, 0, store.Decision{RefusedBy: 0, Now: at}, claims)
+		_, ok := c.refuse(10*second+test.lasts-1, claims)
 		assert.True(t, ok, "%s: just before its end", test.name)
-		for i, state := range into {
-			assert.Positive(t, state.Left, "%s: limit %d", test.name, i)
-			assert.LessOrEqual(t, state.Left, c.tiers[0].limits[i].window, "%s: limit %d", test.name, i)
-			stays := test.states[i].Left > test.lasts-1
+		for i, state := range claims[0].States {
+			assert.Positive(t, state.ResetAfter, "%s: limit %d", test.name, i)
+			assert.LessOrEqual(t, state.ResetAfter, c.tiers[0].limits[i].window, "%s: limit %d", test.name, i)
+			stays := test.states[i].ResetAfter > test.lasts-1
 			assert.Equal(t, test.states[i].Exceeded && stays, state.Exceeded, "%s: limit %d", test.name, i)
 		}
-		_, ok = c.refuse(10*second+test.lasts, claims, into)
+		_, ok = c.refuse(10*second+test.lasts, claims)
 		assert.False(t, ok, "%s: at its end", test.name)
 	}
 }
@@ -328,11 +335,11 @@ func TestWindowTurnsForTheRefused(t *testing.T) {
 	c := replica(t, stackOf(plainTier("ip", 2, 200*time.Millisecond)), on(server))
 	windows := make(map[int64]int)
 	for len(windows) < 6 {
-		into := make([]store.State, 1)
-		d, err := c.Take(context.Background(), time.Time{}, claimsOf("a"), into)
+		claims := claimsOf("a")
+		d, err := c.Take(context.Background(), time.Time{}, claims)
 		require.NoError(t, err)
 		if d.RefusedBy < 0 {
-			windows[d.Now.Add(into[0].Left).UnixMilli()]++
+			windows[d.Now.Add(claims[0].States[0].ResetAfter).UnixMilli()]++
 		}
 	}
 	for end, served := range windows {

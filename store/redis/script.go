@@ -22,14 +22,27 @@ type script struct {
 }
 
 var (
+	//go:embed known.lua
+	knownText string // how a decision begins
+
+	//go:embed window.lua
+	windowText string // what the windows of counters are
+
 	//go:embed take.lua
 	takeText string
+
+	//go:embed settle.lua
+	settleText string // how a correction begins
+
+	//go:embed correct.lua
+	correctText string
 
 	//go:embed reset.lua
 	resetText string
 
-	takeScript  = newScript(takeText)
-	resetScript = newScript(resetText)
+	takeScript   = newScript(knownText + windowText + takeText)
+	settleScript = newScript(settleText + windowText + correctText)
+	resetScript  = newScript(resetText)
 )
 
 func newScript(text string) script {
@@ -50,32 +63,45 @@ func (s script) run(ctx context.Context, client rueidis.Client, keys []string, a
 
 // Modes of the take script.
 const (
-	modeTake = "T"
-	modePeek = "P"
+	modeTake    = "T"
+	modeRefused = "R" // take, but a tier refuses whatever its counters say
+	modePeek    = "P"
 )
 
-// tierSpecText describes a tier to the take script.
-func tierSpecText(tier store.TierSpec) string {
-	letter := byte('s')
+// Places of a limit.
+const (
+	placeFurther byte = iota // one more limit of the same claim
+	placeClaim               // the first one of a further claim of the same tier
+	placeTier                // the first one of a tier
+)
+
+// appendSpec describes what is claimed of a tier to the take script.
+func (t *counterTier) appendSpec(spec []byte, claim *store.Claim, place byte) []byte {
+	letter := t.letter
+	if claim.Refused {
+		letter -= 'a' - 'A'
+	}
+	for i, limit := range t.limits {
+		spec = append(spec, letter, place)
+		spec = appendNumber(spec, claim.Count(i, limit.count))
+		spec = appendNumber(spec, limit.window.Milliseconds())
+		spec = appendNumber(spec, claim.Hits)
+		place = placeFurther
+	}
+	return spec
+}
+
+// letterOf says how a tier is charged, and whether it is a dry one.
+func letterOf(tier store.TierSpec) byte {
 	switch {
 	case tier.DryRun && tier.Charge == store.ChargeChecked:
-		letter = 'e'
+		return 'e'
 	case tier.DryRun:
-		letter = 'd'
+		return 'd'
 	case tier.Charge == store.ChargeChecked:
-		letter = 'c'
+		return 'c'
 	}
-	var spec []byte
-	for i, limit := range tier.Limits {
-		if i == 0 {
-			spec = append(spec, letter-'a'+'A')
-		} else {
-			spec = append(spec, letter)
-		}
-		spec = appendNumber(spec, limit.Count)
-		spec = appendNumber(spec, limit.Window.Milliseconds())
-	}
-	return string(spec)
+	return 's'
 }
 
 // appendNumber packs a number as scripts do.
@@ -95,7 +121,7 @@ func parseReply(result rueidis.RedisResult, limits int) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	if len(text) != 8*(1+limits) && len(text) != 8*(3+2*limits) {
+	if len(text) != 8*(1+limits) && len(text) != 8*(3+3*limits) {
 		return reply{}, fmt.Errorf("the script returned %d bytes for %d limits", len(text), limits)
 	}
 	return reply{text: text, limits: limits}, nil
@@ -136,12 +162,13 @@ func (r reply) check(tiers []counterTier, claims []store.Claim) error {
 			} else {
 				ok = ok && r.within(1+n, -mostNumber, mostNumber)
 				ok = ok && r.within(3+r.limits+n, 1, float64(tier.limits[j].window.Milliseconds()))
+				ok = ok && r.within(3+2*r.limits+n, 0, mostNumber)
 				exceeded = exceeded || r.within(1+n, -mostNumber, -1)
 			}
 			n++
 		}
 		if ok && r.refusedBy() == i {
-			ok = exceeded && !tier.dry
+			ok = (exceeded || claims[i].Refused) && !tier.dry
 		}
 	}
 	if !ok {
@@ -172,16 +199,17 @@ func (r reply) generation() int64 {
 	return r.number(2 + r.limits)
 }
 
-// state is what a reply says of one limit.
+// state is what a reply says of the nth limit, but for when hits could pass.
 func (r reply) state(n int, window time.Duration) store.State {
 	s := store.State{Used: r.number(1 + n)}
 	if s.Used < 0 {
-		s.Used, s.Exceeded = -s.Used, true
+		s.Used, s.Exceeded = -1-s.Used, true
 	}
 	if r.short() {
-		s.Left = left(r.now(), window)
+		s.ResetAfter, s.Window = left(r.now(), window), numberOf(r.now(), window)
 	} else {
-		s.Left = time.Duration(r.number(3+r.limits+n)) * time.Millisecond
+		s.ResetAfter = time.Duration(r.number(3+r.limits+n)) * time.Millisecond
+		s.Window = r.number(3 + 2*r.limits + n)
 	}
 	return s
 }
@@ -191,3 +219,6 @@ func left(now int64, window time.Duration) time.Duration {
 	length := window.Milliseconds()
 	return time.Duration(length-now%length) * time.Millisecond
 }
+
+// numberOf is the number of the aligned window that holds now, in milliseconds.
+func numberOf(now int64, window time.Duration) int64 { return now / window.Milliseconds() }

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -78,8 +79,12 @@ func (l *link) probe(ctx context.Context, prefix string) error {
 	return l.tryProbe(ctx, prefix)
 }
 
-// probe describes the tier of a probe to the script.
-var probe = tierSpecText(store.TierSpec{Name: "probe", Limits: []store.Limit{{Count: 1<<31 - 1, Window: time.Second}}})
+// probe is what a probe asks the script.
+var probe = modeTake + func() string {
+	var t counterTier
+	t.set("", store.TierSpec{Name: "probe", Limits: []store.Limit{{Count: math.MaxInt32, Window: time.Second}}})
+	return t.spec
+}()
 
 // tryProbe asks twice: connecting anew and sending the script may take long, but an answer may take no longer than that
 // to a decision. A server that is merely reached would have the breaker open again at once.
@@ -96,7 +101,7 @@ func (l *link) tryProbe(ctx context.Context, prefix string) error {
 
 func (l *link) askProbe(ctx context.Context, prefix string) error {
 	keys := []string{prefix + "reset", prefix + "probe"}
-	result, err := l.run(ctx, takeScript, keys, modeTake+probe)
+	result, err := l.run(ctx, takeScript, keys, probe)
 	if err != nil {
 		return err
 	}

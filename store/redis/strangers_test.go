@@ -56,7 +56,7 @@ func TestStrangersAreAFailure(t *testing.T) {
 			for range 4 {
 				wait.Go(func() {
 					for range 4 {
-						_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+						_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 						requireStranger(t, err)
 					}
 				})
@@ -83,7 +83,7 @@ func TestStrangersAtConnecting(t *testing.T) {
 						settings = and(settings, "master_name", "m")
 					}
 					c, _ := observed(t, stackOf(plainTier("ip", 3, day)), and(settings, "timeout", "20ms"))
-					_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+					_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 					requireStranger(t, err)
 				})
 			}
@@ -110,7 +110,7 @@ func TestClosesInMidAnswer(t *testing.T) {
 			w.Close()
 		})
 		c, _ := observed(t, stackOf(plainTier("ip", 3, day)), faulty(fake.Addr()))
-		_, err := c.Take(context.Background(), time.Now(), claimsOf("a"), make([]store.State, 1))
+		_, err := c.Take(context.Background(), time.Now(), claimsOf("a"))
 		var away *store.UnavailableError
 		require.ErrorAs(t, err, &away, "after %d bytes", length)
 		assert.Equal(t, "network", away.Kind, "after %d bytes: %v", length, err)
@@ -137,9 +137,9 @@ func TestAnswersThatCannotBe(t *testing.T) {
 		ok     bool
 	}{
 		"short":                        {numbers{now, 1, 1}, true},
-		"long":                         {numbers{now, 1, 1, -1, 0, 5, hour}, true},
-		"refused":                      {numbers{now, -3, 1, 0, 7, 5, 5}, true},
-		"dry and exceeded":             {numbers{now, 1, -3, -1, 7, 5, 5}, true},
+		"long":                         {numbers{now, 1, 1, -1, 0, 5, hour, 5, 5}, true},
+		"refused":                      {numbers{now, -3, 1, 0, 7, 5, 5, 5, 5}, true},
+		"dry and exceeded":             {numbers{now, 1, -3, -1, 7, 5, 5, 5, 5}, true},
 		"no time":                      {numbers{0, 1, 1}, false},
 		"a time before 1970":           {numbers{-1, 1, 1}, false},
 		"a time that is no number":     {numbers{math.NaN(), 1, 1}, false},
@@ -148,20 +148,22 @@ func TestAnswersThatCannotBe(t *testing.T) {
 		"fewer than no hits":           {numbers{now, 1, -1}, false},
 		"hits that are no number":      {numbers{now, math.NaN(), 1}, false},
 		"hits without end":             {numbers{now, 1, math.Inf(1)}, false},
-		"long hits that are no number": {numbers{now, 1, math.NaN(), -1, 0, 5, 5}, false},
-		"refused by none that is":      {numbers{now, -3, 1, 2, 0, 5, 5}, false},
-		"refused by minus two":         {numbers{now, -3, 1, -2, 0, 5, 5}, false},
-		"refused by 1e300":             {numbers{now, -3, 1, 1e300, 0, 5, 5}, false},
-		"refused by no number":         {numbers{now, -3, 1, math.NaN(), 0, 5, 5}, false},
-		"refused and not exceeded":     {numbers{now, 1, 1, 0, 0, 5, 5}, false},
-		"refused by a dry one":         {numbers{now, 1, -3, 1, 0, 5, 5}, false},
-		"a generation below zero":      {numbers{now, 1, 1, -1, -7, 5, 5}, false},
-		"nothing left":                 {numbers{now, -3, 1, 0, 0, 0, 5}, false},
-		"less than nothing left":       {numbers{now, -3, 1, 0, 0, -5, 5}, false},
-		"more left than a window":      {numbers{now, -3, 1, 0, 0, hour + 1, 5}, false},
-		"left that is no number":       {numbers{now, 1, 1, -1, 0, 5, math.NaN()}, false},
+		"long hits that are no number": {numbers{now, 1, math.NaN(), -1, 0, 5, 5, 5, 5}, false},
+		"refused by none that is":      {numbers{now, -3, 1, 2, 0, 5, 5, 5, 5}, false},
+		"refused by minus two":         {numbers{now, -3, 1, -2, 0, 5, 5, 5, 5}, false},
+		"refused by 1e300":             {numbers{now, -3, 1, 1e300, 0, 5, 5, 5, 5}, false},
+		"refused by no number":         {numbers{now, -3, 1, math.NaN(), 0, 5, 5, 5, 5}, false},
+		"refused and not exceeded":     {numbers{now, 1, 1, 0, 0, 5, 5, 5, 5}, false},
+		"refused by a dry one":         {numbers{now, 1, -3, 1, 0, 5, 5, 5, 5}, false},
+		"a generation below zero":      {numbers{now, 1, 1, -1, -7, 5, 5, 5, 5}, false},
+		"nothing left":                 {numbers{now, -3, 1, 0, 0, 0, 5, 5, 5}, false},
+		"less than nothing left":       {numbers{now, -3, 1, 0, 0, -5, 5, 5, 5}, false},
+		"more left than a window":      {numbers{now, -3, 1, 0, 0, hour + 1, 5, 5, 5}, false},
+		"left that is no number":       {numbers{now, 1, 1, -1, 0, 5, math.NaN(), 5, 5}, false},
 		"too few numbers":              {numbers{now, 1}, false},
-		"too many numbers":             {numbers{now, 1, 1, -1, 0, 5, 5, 5}, false},
+		"too many numbers":             {numbers{now, 1, 1, -1, 0, 5, 5, 5, 5, 5}, false},
+		"a window below zero":          {numbers{now, 1, 1, -1, 0, 5, 5, -5, 5}, false},
+		"a window that is no number":   {numbers{now, 1, 1, -1, 0, 5, 5, 5, math.NaN()}, false},
 		"no numbers":                   {numbers{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -169,7 +171,7 @@ func TestAnswersThatCannotBe(t *testing.T) {
 				_, _ = io.WriteString(w, strangerAnswer(test.answer...))
 			})
 			c, _ := observed(t, spec, faulty(fake.Addr()))
-			_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "b"), make([]store.State, 2))
+			_, err := c.Take(context.Background(), time.Now(), claimsOf("a", "b"))
 			if test.ok {
 				assert.NoError(t, err)
 				return

@@ -81,30 +81,48 @@ func stackOf(tiers ...store.TierSpec) store.StackSpec {
 	return store.StackSpec{Name: "api", Named: true, Tiers: tiers}
 }
 
-// claimsOf claims all tiers in order, one identity each.
+// claimsOf claims a hit of all tiers in order, one identity each. The tiers have one limit.
 func claimsOf(identities ...string) []store.Claim {
 	claims := make([]store.Claim, len(identities))
 	for i, identity := range identities {
-		claims[i] = store.Claim{Tier: i, Identity: []byte(identity)}
+		claims[i] = store.Claim{Tier: i, Identity: []byte(identity), Hits: 1, States: make([]store.State, 1)}
 	}
 	return claims
+}
+
+// claimsFor is claimsOf for tiers of any number of limits.
+func claimsFor(c store.Counters, identities ...string) []store.Claim {
+	claims := claimsOf(identities...)
+	for i := range claims {
+		claims[i].States = make([]store.State, len(c.(*counters).tiers[i].limits))
+	}
+	return claims
+}
+
+// statesOf lists the states of all claims.
+func statesOf(claims []store.Claim) []store.State {
+	var states []store.State
+	for _, claim := range claims {
+		states = append(states, claim.States...)
+	}
+	return states
 }
 
 // take asks for one hit and fails the test if the store cannot decide.
 func take(t testing.TB, c store.Counters, identities ...string) (int, []store.State) {
 	t.Helper()
-	into := make([]store.State, 16)
-	d, err := c.Take(context.Background(), time.Time{}, claimsOf(identities...), into)
+	claims := claimsFor(c, identities...)
+	d, err := c.Take(context.Background(), time.Time{}, claims)
 	require.NoError(t, err)
-	return d.RefusedBy, into
+	return d.RefusedBy, statesOf(claims)
 }
 
 func peek(t testing.TB, c store.Counters, identities ...string) (int, []store.State) {
 	t.Helper()
-	into := make([]store.State, 16)
-	d, err := c.Peek(context.Background(), time.Time{}, claimsOf(identities...), into)
+	claims := claimsFor(c, identities...)
+	d, err := c.Peek(context.Background(), time.Time{}, claims)
 	require.NoError(t, err)
-	return d.RefusedBy, into
+	return d.RefusedBy, statesOf(claims)
 }
 
 func TestTakeDecidesByMode(t *testing.T) {
@@ -207,14 +225,14 @@ func TestIgnoresTheClocksOfInstances(t *testing.T) {
 			served := 0
 			var left []time.Duration
 			for i := range 40 {
-				into := make([]store.State, 1)
+				claims := claimsOf("client")
 				now := time.Now().Add(time.Duration(i%2) * skew)
-				d, err := []store.Counters{a, b}[i%2].Take(context.Background(), now, claimsOf("client"), into)
+				d, err := []store.Counters{a, b}[i%2].Take(context.Background(), now, claims)
 				require.NoError(t, err)
 				if d.RefusedBy < 0 {
 					served++
 				}
-				left = append(left, into[0].Left)
+				left = append(left, claims[0].States[0].ResetAfter)
 			}
 			assert.Equal(t, 10, served, "S4: served of 40")
 			for i := 1; i < len(left); i++ {
@@ -245,6 +263,12 @@ func TestKeysAreAsDocumented(t *testing.T) {
 func testCounter(window time.Duration, at time.Time, used int) string {
 	number := at.UnixMilli() / window.Milliseconds() % 900_000
 	return strconv.FormatInt(number*1e10+int64(used), 10)
+}
+
+// testBridge is what a key holds whose window goes on until a time, since the clock was set back. The window's number is
+// that of a minute long ahead.
+func testBridge(end time.Time, used int) string {
+	return fmt.Sprintf("%d:%d:%d", end.UnixMilli(), used, end.UnixMilli()/60_000+1000)
 }
 
 func TestSecretKeysFingerprints(t *testing.T) {
@@ -322,7 +346,7 @@ func TestBridgesAClockThatWasSetBack(t *testing.T) {
 		"an hour":    func() string { return testCounter(time.Minute, time.Now().Add(time.Hour), 2) },
 		"a month":    func() string { return testCounter(time.Minute, time.Now().Add(30*day), 2) },
 		"while it is bridged": func() string {
-			return fmt.Sprintf("%d:2", time.Now().Add(time.Hour).UnixMilli())
+			return testBridge(time.Now().Add(time.Hour), 2)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -330,12 +354,13 @@ func TestBridgesAClockThatWasSetBack(t *testing.T) {
 			server.Do("SET", key, plant())
 			by, states := peek(t, c, "a")
 			assert.Equal(t, 0, by, "T15: freed early")
-			assert.Equal(t, time.Minute, states[0].Left, "peeking changes nothing")
+			assert.Equal(t, time.Minute, states[0].ResetAfter, "peeking changes nothing")
 			by, states = take(t, c, "a")
 			assert.Equal(t, 0, by, "T15: freed early")
-			assert.Equal(t, time.Minute, states[0].Left)
+			assert.Equal(t, time.Minute, states[0].ResetAfter)
 			bridge := server.Do("GET", key).(string)
 			end, used, _ := strings.Cut(bridge, ":")
+			used, _, _ = strings.Cut(used, ":")
 			at, err := strconv.ParseInt(end, 10, 64)
 			require.NoError(t, err)
 			assert.Equal(t, "2", used)
@@ -346,14 +371,14 @@ func TestBridgesAClockThatWasSetBack(t *testing.T) {
 		})
 	}
 	// One is left, and the bridge has just ended.
-	server.Do("SET", key, fmt.Sprintf("%d:1", time.Now().Add(30*time.Second).UnixMilli()))
+	server.Do("SET", key, testBridge(time.Now().Add(30*time.Second), 1))
 	by, states := take(t, c, "a")
 	assert.Equal(t, -1, by)
 	assert.Equal(t, int64(2), states[0].Used)
-	assert.LessOrEqual(t, states[0].Left, 30*time.Second)
+	assert.LessOrEqual(t, states[0].ResetAfter, 30*time.Second)
 	by, _ = take(t, c, "a")
 	assert.Equal(t, 0, by)
-	server.Do("SET", key, fmt.Sprintf("%d:2", time.Now().Add(-time.Millisecond).UnixMilli()))
+	server.Do("SET", key, testBridge(time.Now().Add(-time.Millisecond), 2))
 	by, states = take(t, c, "a")
 	assert.Equal(t, -1, by, "after the bridge")
 	assert.Equal(t, int64(1), states[0].Used)
@@ -368,7 +393,7 @@ func TestForeignValuesCountAsNone(t *testing.T) {
 	for _, plant := range [][]string{
 		{"LPUSH", key, "x"}, {"HSET", key, "a", "b"}, {"SADD", key, "x"}, {"SET", key, "garbage"}, {"SET", key, ""},
 		{"SET", key, ":"}, {"SET", key, "1:2:3"}, {"SET", key, "-1:-1"}, {"SET", key, "1e9:5"}, {"SET", key, "0"},
-		{"SET", key, "-7"},
+		{"SET", key, "-7"}, {"SET", key, "99999999999999:9:99999999999999999999"}, {"SET", key, "99999999999999:99999999999:9"},
 		{"SET", key, "1.5"}, {"SET", key, "nan"}, {"SET", key, "inf"}, {"SET", key, "9e99"}, {"SET", key, "0x10"},
 		{"SET", key, "9223372036854775807"}, {"SET", key, " " + testCounter(day, time.Now(), 0)},
 		{"SET", key, testCounter(day, time.Now(), 0) + ".5"}, {"SET", key, testCounter(day, time.Now().Add(-day), 2)},

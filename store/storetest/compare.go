@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/tieredlimit/caddy-tieredlimit/store"
 )
 
-type takeFunc = func(context.Context, time.Time, []store.Claim, []store.State) (store.Decision, error)
+type takeFunc = func(context.Context, time.Time, []store.Claim) (store.Decision, error)
 
 func newSeed() uint64 { return rand.Uint64() }
 
@@ -49,7 +50,11 @@ type pair struct {
 	number       int
 	spec         store.StackSpec
 	store, model store.Counters
+	decided      []decided // the latest ones
 }
+
+// decided is a decision that can be corrected: the claims as the store, and as the model, has left them.
+type decided struct{ store, model []store.Claim }
 
 // step is something that was done, for the trail.
 type step struct {
@@ -82,6 +87,8 @@ func (e *episode) run(steps int) int {
 			e.reset(p)
 		case 6, 7, 8, 9, 10:
 			e.move()
+		case 11, 12, 13, 14:
+			e.settle(p)
 		default:
 			e.decide("take", p, p.store.Take, p.model.Take)
 		}
@@ -127,29 +134,67 @@ func (e *episode) decide(what string, p *pair, taken, model takeFunc) {
 	claims := e.claims(p.spec)
 	e.note(step{what: what, at: e.now, handle: p.number, claims: claims})
 	e.setClock()
-	got := make([]store.State, statesOf(p.spec, claims))
-	want := make([]store.State, len(got))
-	decided, err := taken(e.t.Context(), e.now, claims, got)
+	done := decided{store: withStates(p.spec, claims), model: withStates(p.spec, claims)}
+	got, err := taken(e.t.Context(), e.now, done.store)
 	require.NoError(e.t, err)
 	if !e.movable() {
-		e.now = decided.Now
+		e.now = got.Now
 	}
-	expected, err := model(e.t.Context(), e.now, claims, want)
+	want, err := model(e.t.Context(), e.now, done.model)
 	require.NoError(e.t, err)
-	if decided.RefusedBy != expected.RefusedBy {
-		e.fail("refused by claim %d, want %d", decided.RefusedBy, expected.RefusedBy)
+	if got.RefusedBy != want.RefusedBy {
+		e.fail("refused by claim %d, want %d", got.RefusedBy, want.RefusedBy)
 	}
-	if e.movable() && !decided.Now.Equal(expected.Now) {
-		e.fail("decided at %s, want %s", decided.Now, expected.Now)
+	if e.movable() && !got.Now.Equal(want.Now) {
+		e.fail("decided at %s, want %s", got.Now, want.Now)
 	}
-	for i := range got {
-		if off := got[i].Left - want[i].Left; e.own && off > -time.Millisecond && off < time.Millisecond {
-			got[i].Left = want[i].Left
+	for i := range claims {
+		for j := range done.store[i].States {
+			if got, want := e.seen(done.store[i].States[j], done.model[i].States[j]), done.model[i].States[j]; got != want {
+				e.fail("state %d of claim %d is %+v, want %+v", j, i, got, want)
+			}
 		}
-		if got[i] != want[i] {
-			e.fail("state %d is %+v, want %+v", i, got[i], want[i])
+	}
+	if p.decided = append(p.decided, done); len(p.decided) > 8 {
+		p.decided = p.decided[1:]
+	}
+}
+
+// seen is a state as it is to be compared: which window it is about only its store can tell, and the time may be a
+// fraction of a millisecond off if it is the store's own.
+func (e *episode) seen(got, want store.State) store.State {
+	got.Window = want.Window
+	if off := got.ResetAfter - want.ResetAfter; e.own && off > -time.Millisecond && off < time.Millisecond {
+		got.ResetAfter = want.ResetAfter
+		if got.RetryAfter > 0 {
+			got.RetryAfter -= off
 		}
 	}
+	return got
+}
+
+// settle corrects one of the latest decisions, or a part of it.
+func (e *episode) settle(p *pair) {
+	if len(p.decided) == 0 {
+		return
+	}
+	done := p.decided[e.random.IntN(len(p.decided))]
+	var due decided
+	for i := range done.store {
+		if e.random.IntN(4) == 0 {
+			continue
+		}
+		hits := e.random.Int64N(11) - 7
+		if e.random.IntN(30) == 0 {
+			hits = store.MostHits * (2*e.random.Int64N(2) - 1)
+		}
+		done.store[i].Hits, done.model[i].Hits = hits, hits
+		due.store, due.model = append(due.store, done.store[i]), append(due.model, done.model[i])
+	}
+	e.note(step{what: "settle", at: e.now, handle: p.number, claims: due.store})
+	e.setClock()
+	require.NoError(e.t, p.store.Settle(e.t.Context(), e.now, due.store))
+	require.NoError(e.t, p.model.Settle(e.t.Context(), e.now, due.model))
 }
 
 func (e *episode) reset(p *pair) {
@@ -216,7 +261,7 @@ func (e *episode) move() {
 func (e *episode) randomSpec() store.StackSpec {
 	spec := store.StackSpec{Name: e.name, Named: true}
 	for i := range 1 + e.random.IntN(5) {
-		tier := store.TierSpec{Name: fmt.Sprint("tier-", i), Single: e.random.IntN(4) == 0}
+		tier := store.TierSpec{Name: fmt.Sprint("tier-", i), Single: e.random.IntN(4) == 0, Group: groupOfClient}
 		spec.Tiers = append(spec.Tiers, e.modes(tier))
 	}
 	return spec
@@ -264,19 +309,63 @@ func (e *episode) variant(spec store.StackSpec) store.StackSpec {
 // claims asks for most of the tiers, mostly in the order written, of few identities.
 func (e *episode) claims(spec store.StackSpec) []store.Claim {
 	var claims []store.Claim
-	for i, tier := range spec.Tiers {
-		if e.random.IntN(8) == 0 {
-			continue
-		}
-		claim := store.Claim{Tier: i}
-		if !tier.Single {
-			who := e.random.IntN(6)
-			claim.Identity, claim.Group = fmt.Append(nil, "client-", who), uint32(who%3)*(store.Groups/2-1)
-		}
-		claims = append(claims, claim)
+	order := e.random.Perm(len(spec.Tiers))
+	if e.random.IntN(8) > 0 {
+		slices.Sort(order)
 	}
-	if e.random.IntN(8) == 0 {
-		e.random.Shuffle(len(claims), func(i, j int) { claims[i], claims[j] = claims[j], claims[i] })
+	for _, i := range order {
+		switch {
+		case e.random.IntN(8) == 0:
+		case spec.Tiers[i].Single:
+			claims = append(claims, e.claim(spec, i, -1))
+		case e.random.IntN(4) == 0:
+			for _, who := range e.random.Perm(clients)[:2+e.random.IntN(2)] {
+				claims = append(claims, e.claim(spec, i, who))
+			}
+		default:
+			claims = append(claims, e.claim(spec, i, e.random.IntN(clients)))
+		}
+	}
+	return claims
+}
+
+// clients is how many identities there are.
+const clients = 6
+
+// claim mostly asks for one hit.
+func (e *episode) claim(spec store.StackSpec, tier, who int) store.Claim {
+	claim := store.Claim{Tier: tier, Hits: 1, Refused: e.random.IntN(20) == 0}
+	if who >= 0 {
+		claim.Identity = fmt.Append(nil, "client-", who)
+	}
+	switch e.random.IntN(12) {
+	case 0, 1:
+		claim.Hits = 0
+	case 2, 3:
+		claim.Hits = e.random.Int64N(9)
+	case 4:
+		if e.random.IntN(4) == 0 {
+			claim.Hits = store.MostHits - e.random.Int64N(2)
+		}
+	}
+	if e.random.IntN(10) == 0 {
+		for range spec.Tiers[tier].Limits {
+			claim.Counts = append(claim.Counts, e.random.Int64N(9)-1)
+		}
+	}
+	return claim
+}
+
+// groupOfClient puts the clients into three groups.
+func groupOfClient(identity []byte) uint64 {
+	return []uint64{0, math.MaxUint16, 1 << 40}[identity[len(identity)-1]%3]
+}
+
+// withStates is a copy of claims with room for states.
+func withStates(spec store.StackSpec, claims []store.Claim) []store.Claim {
+	claims = slices.Clone(claims)
+	for i := range claims {
+		claims[i].States = make([]store.State, len(spec.Tiers[claims[i].Tier].Limits))
 	}
 	return claims
 }
@@ -300,6 +389,9 @@ func (e *episode) fail(format string, args ...any) {
 		}
 		for _, claim := range s.claims {
 			fmt.Fprintf(&trail, " %d=%s", claim.Tier, claim.Identity)
+			if claim.Hits != 1 || claim.Counts != nil || claim.Refused {
+				fmt.Fprintf(&trail, "(%d hits, counts %v, refused %t)", claim.Hits, claim.Counts, claim.Refused)
+			}
 		}
 	}
 	e.t.Fatalf("seed %d: %s after%s", e.seed, fmt.Sprintf(format, args...), trail.String())

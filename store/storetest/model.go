@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"math"
-	"slices"
 	"sync"
 	"time"
 
@@ -58,8 +58,8 @@ type modelTable struct {
 type modelWindow struct {
 	end    int64
 	counts map[string]int64
-	groups map[uint32]int64 // hits of identities that have no counter of their own
-	shares map[uint32]int64 // counters
+	groups map[uint64]int64 // hits of identities that have no counter of their own
+	shares map[uint64]int64 // counters
 }
 
 // Open implements [store.Store].
@@ -75,7 +75,7 @@ func (m *Model) Open(spec store.StackSpec) (store.Counters, error) {
 		m.stacks[spec.Name] = s
 	}
 	s.handles++
-	c := &modelCounters{model: m, stack: s, spec: spec, most: make(map[modelTable]int64)}
+	c := &modelCounters{model: m, stack: s, spec: spec, room: make(map[modelTable]int64)}
 	keyed := int64(0)
 	for _, tier := range spec.Tiers {
 		for _, limit := range tier.Limits {
@@ -100,7 +100,7 @@ type modelCounters struct {
 	model *Model
 	stack *modelStack
 	spec  store.StackSpec
-	most  map[modelTable]int64
+	room  map[modelTable]int64
 }
 
 // share shares MaxKeys out over so many limits. What does not divide goes to the first ones.
@@ -111,13 +111,13 @@ func (c *modelCounters) share(keyed int64) {
 	}
 	for _, tier := range c.spec.Tiers {
 		for _, limit := range tier.Limits {
-			c.most[tableOf(tier, limit)] = math.MaxInt64
+			c.room[tableOf(tier, limit)] = math.MaxInt64
 			if tier.Single || c.model.MaxKeys == 0 {
 				continue
 			}
-			c.most[tableOf(tier, limit)] = c.model.MaxKeys / keyed
+			c.room[tableOf(tier, limit)] = c.model.MaxKeys / keyed
 			if rest > 0 {
-				c.most[tableOf(tier, limit)]++
+				c.room[tableOf(tier, limit)]++
 				rest--
 			}
 		}
@@ -125,67 +125,222 @@ func (c *modelCounters) share(keyed int64) {
 }
 
 // Take implements [store.Counters].
-func (c *modelCounters) Take(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (
-	store.Decision, error,
-) {
-	return c.decide(now, claims, into, true)
+func (c *modelCounters) Take(_ context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	return c.decide(now, claims, true)
 }
 
 // Peek implements [store.Counters].
-func (c *modelCounters) Peek(_ context.Context, now time.Time, claims []store.Claim, into []store.State) (
-	store.Decision, error,
-) {
-	return c.decide(now, claims, into, false)
+func (c *modelCounters) Peek(_ context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	return c.decide(now, claims, false)
 }
 
-func (c *modelCounters) decide(now time.Time, claims []store.Claim, into []store.State, charge bool) (
-	store.Decision, error,
-) {
+// modelSlot is where a claim is counted by one limit.
+type modelSlot struct {
+	window   *modelWindow
+	left     int64
+	identity string
+	group    uint64
+	over     bool  // it is counted by its group
+	adds     bool  // charging adds a counter
+	before   int64 // hits that claims in front ask of the same counter
+}
+
+func (c *modelCounters) decide(now time.Time, claims []store.Claim, charge bool) (store.Decision, error) {
 	c.model.mu.Lock()
 	defer c.model.mu.Unlock()
-	wall := c.stack.read(now.UnixMilli())
-	states := make([][]store.State, len(claims))
-	allowed := make([]bool, len(claims))
-	refusedBy := -1
-	for i, claim := range claims {
-		tier := c.spec.Tiers[claim.Tier]
-		allowed[i] = true
-		for _, limit := range tier.Limits {
-			window, now := c.window(tier, limit, wall)
-			left := time.Duration(window.end-now) * time.Millisecond
-			state := store.State{Used: c.used(tier, limit, claim), Left: left}
-			if refusedBy < 0 && state.Used >= limit.Count {
-				state.Exceeded = true
-				allowed[i] = false
-			}
-			states[i] = append(states[i], state)
-		}
-		if refusedBy < 0 && !allowed[i] && !tier.DryRun {
-			refusedBy = i
-		}
+	if err := c.check(claims, (*store.Claim).Check); err != nil {
+		return store.Decision{RefusedBy: -1}, err
 	}
+	wall := c.stack.read(now.UnixMilli())
+	slots := c.slots(claims, wall)
+	refusedBy, allowed := c.judge(claims, slots)
+	due := make([]bool, len(claims))
 	for i, claim := range claims {
 		tier := c.spec.Tiers[claim.Tier]
 		early := i < refusedBy && tier.Charge == store.ChargeChecked
-		if !charge || !allowed[i] || refusedBy >= 0 && !early {
+		due[i] = charge && allowed[claim.Tier] && (refusedBy < 0 || early)
+		for j := range slots[i] {
+			if due[i] && claim.Hits > 0 {
+				c.add(slots[i][j], claim.Hits)
+			}
+		}
+	}
+	for i, claim := range claims {
+		asked := refusedBy < 0 || i <= refusedBy || claim.Tier == claims[refusedBy].Tier
+		for j, slot := range slots[i] {
+			state := store.State{Used: slot.used(), ResetAfter: time.Duration(slot.left) * time.Millisecond, Window: slot.window.end << 1}
+			if slot.over {
+				state.Window++
+			}
+			if !due[i] && !c.admits(claim, j, slot) {
+				state.RetryAfter, state.Exceeded = state.ResetAfter, asked
+				if max(claim.Hits, 1) > c.most(claim, j) {
+					state.RetryAfter = store.Never
+				}
+			}
+			claim.States[j] = state
+		}
+	}
+	return store.Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
+}
+
+// check refuses claims that no decision can have.
+func (c *modelCounters) check(claims []store.Claim, check func(*store.Claim, int) error) error {
+	for i := range claims {
+		tier := claims[i].Tier
+		if tier < 0 || tier >= len(c.spec.Tiers) {
+			return fmt.Errorf("there is no tier %d", tier)
+		}
+		for j := range i {
+			if claims[j].Tier != tier {
+				continue
+			}
+			if claims[i-1].Tier != tier {
+				return fmt.Errorf("the claims of tier %d are apart", tier)
+			}
+			if identity(c.spec.Tiers[tier], claims[j]) == identity(c.spec.Tiers[tier], claims[i]) {
+				return fmt.Errorf("two claims of tier %d are of one identity", tier)
+			}
+		}
+		if check == nil {
 			continue
 		}
-		for j, limit := range tier.Limits {
-			states[i][j].Used = c.hit(tier, limit, claim)
+		if err := check(&claims[i], len(c.spec.Tiers[tier].Limits)); err != nil {
+			return err
 		}
 	}
-	all := slices.Concat(states...)
-	if len(all) > len(into) {
-		return store.Decision{}, fmt.Errorf("%d states do not fit into %d", len(all), len(into))
+	return nil
+}
+
+// slots finds out where the claims are counted, one by one: each finds the room taken that those in front would take.
+func (c *modelCounters) slots(claims []store.Claim, wall int64) [][]modelSlot {
+	slots := make([][]modelSlot, len(claims))
+	for i, claim := range claims {
+		tier := c.spec.Tiers[claim.Tier]
+		for j, limit := range tier.Limits {
+			window, now := c.window(tier, limit, wall)
+			slot := modelSlot{window: window, left: window.end - now, identity: identity(tier, claim), group: groupOf(tier, claim)}
+			if _, ok := window.counts[slot.identity]; !ok {
+				var fresh, mine int64
+				for k := range i {
+					if claims[k].Tier == claim.Tier && slots[k][j].adds {
+						fresh++
+						if slots[k][j].group == slot.group {
+							mine++
+						}
+					}
+				}
+				slot.over = c.full(window, tableOf(tier, limit), slot.group, fresh, mine)
+				slot.adds = !slot.over && claim.Hits > 0
+			}
+			for k := range i {
+				if claims[k].Tier == claim.Tier && slot.over && slots[k][j].over && slots[k][j].group == slot.group {
+					slot.before += claims[k].Hits
+				}
+			}
+			slots[i] = append(slots[i], slot)
+		}
 	}
-	copy(into, all)
-	return store.Decision{RefusedBy: refusedBy, Now: time.UnixMilli(wall)}, nil
+	return slots
+}
+
+// judge tells which claim is refused, or -1, and which tiers allow the request.
+func (c *modelCounters) judge(claims []store.Claim, slots [][]modelSlot) (int, map[int]bool) {
+	allowed := make(map[int]bool)
+	for _, claim := range claims {
+		allowed[claim.Tier] = true
+	}
+	refusedBy := -1
+	for i, claim := range claims {
+		if refusedBy >= 0 && claim.Tier != claims[refusedBy].Tier {
+			return refusedBy, allowed
+		}
+		admitted := !claim.Refused
+		for j := range slots[i] {
+			admitted = admitted && c.admits(claim, j, slots[i][j])
+		}
+		if admitted {
+			continue
+		}
+		allowed[claim.Tier] = false
+		if refusedBy < 0 && !c.spec.Tiers[claim.Tier].DryRun {
+			refusedBy = i
+		}
+	}
+	return refusedBy, allowed
+}
+
+// most is the count of a claim's jth limit in this decision.
+func (c *modelCounters) most(claim store.Claim, j int) int64 {
+	count := c.spec.Tiers[claim.Tier].Limits[j].Count
+	if claim.Counts != nil && claim.Counts[j] < count {
+		return claim.Counts[j]
+	}
+	return count
+}
+
+func (c *modelCounters) admits(claim store.Claim, j int, slot modelSlot) bool {
+	return slot.used()+slot.before+max(claim.Hits, 1) <= c.most(claim, j)
+}
+
+// used is what is counted there.
+func (s modelSlot) used() int64 {
+	if s.over {
+		return s.window.groups[s.group]
+	}
+	return s.window.counts[s.identity]
+}
+
+// add counts hits there, or takes them back.
+func (c *modelCounters) add(s modelSlot, hits int64) {
+	counted := min(max(s.used()+hits, 0), math.MaxUint32)
+	if s.over {
+		s.window.groups[s.group] = counted
+		c.stack.overflows += max(hits, 0)
+		return
+	}
+	if _, ok := s.window.counts[s.identity]; !ok {
+		s.window.shares[s.group]++
+	}
+	s.window.counts[s.identity] = counted
+}
+
+// Settle implements [store.Counters].
+func (c *modelCounters) Settle(_ context.Context, now time.Time, claims []store.Claim) error {
+	c.model.mu.Lock()
+	defer c.model.mu.Unlock()
+	if err := c.check(claims, (*store.Claim).CheckCorrection); err != nil {
+		return err
+	}
+	wall := c.stack.read(now.UnixMilli())
+	for _, claim := range claims {
+		tier := c.spec.Tiers[claim.Tier]
+		for j, limit := range tier.Limits {
+			window, _ := c.window(tier, limit, wall)
+			charged := claim.States[j].Window
+			if claim.Hits == 0 || charged>>1 != window.end {
+				continue
+			}
+			slot := modelSlot{window: window, identity: identity(tier, claim), group: groupOf(tier, claim), over: charged&1 == 1}
+			if _, ok := window.counts[slot.identity]; !ok && !slot.over {
+				if claim.Hits < 0 {
+					continue
+				}
+				slot.over = c.full(window, tableOf(tier, limit), slot.group, 0, 0)
+			}
+			c.add(slot, claim.Hits)
+		}
+	}
+	return nil
 }
 
 // Reset implements [store.Counters].
 func (c *modelCounters) Reset(_ context.Context, now time.Time, claims []store.Claim) error {
 	c.model.mu.Lock()
 	defer c.model.mu.Unlock()
+	if err := c.check(claims, nil); err != nil {
+		return err
+	}
 	wall := c.stack.read(now.UnixMilli())
 	for _, claim := range claims {
 		tier := c.spec.Tiers[claim.Tier]
@@ -243,44 +398,21 @@ func (c *modelCounters) window(tier store.TierSpec, limit store.Limit, wall int6
 		*window = modelWindow{
 			end:    windowStart(now, key.window) + key.window,
 			counts: make(map[string]int64),
-			groups: make(map[uint32]int64),
-			shares: make(map[uint32]int64),
+			groups: make(map[uint64]int64),
+			shares: make(map[uint64]int64),
 		}
 	}
 	return window, now
 }
 
-// used is what is counted for a claim: by its own counter, a new one if there is room, or its group's.
-func (c *modelCounters) used(tier store.TierSpec, limit store.Limit, claim store.Claim) int64 {
-	window := c.stack.tables[tableOf(tier, limit)]
-	count, ok := window.counts[identity(tier, claim)]
-	if !ok && c.full(window, tableOf(tier, limit), claim.Group) {
-		return window.groups[claim.Group]
-	}
-	return count
-}
-
-// hit counts one hit, and returns the count.
-func (c *modelCounters) hit(tier store.TierSpec, limit store.Limit, claim store.Claim) int64 {
-	window := c.stack.tables[tableOf(tier, limit)]
-	_, ok := window.counts[identity(tier, claim)]
-	if !ok && c.full(window, tableOf(tier, limit), claim.Group) {
-		c.stack.overflows++
-		window.groups[claim.Group]++
-		return window.groups[claim.Group]
-	}
-	if !ok {
-		window.shares[claim.Group]++
-	}
-	window.counts[identity(tier, claim)]++
-	return window.counts[identity(tier, claim)]
-}
-
 // full reports whether a window has no room for another counter of a group: all are used, or a quarter of them is the
-// group's.
-func (c *modelCounters) full(window *modelWindow, key modelTable, group uint32) bool {
-	most := c.most[key]
-	return most < math.MaxInt64 && (int64(len(window.counts)) >= most || window.shares[group] >= max(1, most/4))
+// group's. Fresh ones, of which some are the group's, are still to come.
+func (c *modelCounters) full(window *modelWindow, key modelTable, group uint64, fresh, mine int64) bool {
+	room := c.room[key]
+	if room == math.MaxInt64 {
+		return false
+	}
+	return int64(len(window.counts))+fresh >= room || window.shares[group]+mine >= max(1, room/4)
 }
 
 // second is how far a time may be behind the latest before the clock has been set back.
@@ -351,6 +483,19 @@ func identity(tier store.TierSpec, claim store.Claim) string {
 		return ""
 	}
 	return string(claim.Identity)
+}
+
+// groupOf is the group of a claim's identity, which is one of its own if the tier knows none.
+func groupOf(tier store.TierSpec, claim store.Claim) uint64 {
+	if tier.Single {
+		return 0
+	}
+	if tier.Group == nil {
+		h := fnv.New64a()
+		h.Write(claim.Identity)
+		return h.Sum64()
+	}
+	return tier.Group(claim.Identity)
 }
 
 func windowStart(t, length int64) int64 {

@@ -13,6 +13,7 @@ package storetest
 
 import (
 	"crypto/rand"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -174,14 +175,23 @@ func (h *handle) claims(identities ...string) []store.Claim {
 	var claims []store.Claim
 	for i, identity := range identities {
 		if identity != "" || h.spec.Tiers[i].Single {
-			claims = append(claims, store.Claim{Tier: i, Identity: []byte(identity)})
+			claims = append(claims, h.claim(i, identity, 1))
 		}
 	}
 	return claims
 }
 
-// answer is what a store said, with the name of the tier that refused.
+// claim asks for hits on one tier.
+func (h *handle) claim(tier int, identity string, hits int64) store.Claim {
+	return store.Claim{
+		Tier: tier, Identity: []byte(identity), Hits: hits, States: make([]store.State, len(h.spec.Tiers[tier].Limits)),
+	}
+}
+
+// answer is what a store said, with the name of the tier that refused, and all states one behind the other.
 type answer struct {
+	claims    []store.Claim
+	by        int
 	refusedBy string
 	states    []store.State
 	now       time.Time
@@ -207,25 +217,45 @@ func (h *handle) peek(identities ...string) answer {
 
 func (h *handle) ask(call takeFunc, identities []string) answer {
 	h.t.Helper()
-	if h.set != nil {
-		h.set(h.now)
-	}
-	claims := h.claims(identities...)
-	states := make([]store.State, statesOf(h.spec, claims))
-	decision, err := call(h.t.Context(), h.now, claims, states)
+	return h.put(call, h.claims(identities...)...)
+}
+
+// put puts claims to the store.
+func (h *handle) put(call takeFunc, claims ...store.Claim) answer {
+	h.t.Helper()
+	h.setClock()
+	decision, err := call(h.t.Context(), h.now, claims)
 	require.NoError(h.t, err)
-	a := answer{states: states, now: decision.Now}
+	a := answer{claims: claims, by: decision.RefusedBy, now: decision.Now}
+	for i := range claims {
+		a.states = append(a.states, claims[i].States...)
+	}
 	if decision.RefusedBy >= 0 {
 		a.refusedBy = h.spec.Tiers[claims[decision.RefusedBy].Tier].Name
 	}
 	return a
 }
 
-func (h *handle) reset(identities ...string) {
+// settle corrects what an answer has charged, by so many hits for each claim.
+func (h *handle) settle(a answer, hits ...int64) {
 	h.t.Helper()
+	h.setClock()
+	claims := slices.Clone(a.claims)
+	for i := range claims {
+		claims[i].Hits = hits[i]
+	}
+	require.NoError(h.t, h.counters.Settle(h.t.Context(), h.now, claims))
+}
+
+func (h *handle) setClock() {
 	if h.set != nil {
 		h.set(h.now)
 	}
+}
+
+func (h *handle) reset(identities ...string) {
+	h.t.Helper()
+	h.setClock()
 	require.NoError(h.t, h.counters.Reset(h.t.Context(), h.now, h.claims(identities...)))
 }
 
@@ -239,14 +269,6 @@ func (h *handle) served(times int, identities ...string) int {
 		}
 	}
 	return served
-}
-
-func statesOf(spec store.StackSpec, claims []store.Claim) int {
-	states := 0
-	for _, claim := range claims {
-		states += len(spec.Tiers[claim.Tier].Limits)
-	}
-	return states
 }
 
 // newName is the name of a stack that nobody has used before, in whatever store.

@@ -53,16 +53,16 @@ func (s *ownClock) Open(spec store.StackSpec) (store.Counters, error) {
 	return ownCounters{counters, s}, err
 }
 
-func (c ownCounters) Take(ctx context.Context, _ time.Time, claims []store.Claim, into []store.State) (
-	store.Decision, error,
-) {
-	return c.Counters.Take(ctx, c.clock.now, claims, into)
+func (c ownCounters) Take(ctx context.Context, _ time.Time, claims []store.Claim) (store.Decision, error) {
+	return c.Counters.Take(ctx, c.clock.now, claims)
 }
 
-func (c ownCounters) Peek(ctx context.Context, _ time.Time, claims []store.Claim, into []store.State) (
-	store.Decision, error,
-) {
-	return c.Counters.Peek(ctx, c.clock.now, claims, into)
+func (c ownCounters) Peek(ctx context.Context, _ time.Time, claims []store.Claim) (store.Decision, error) {
+	return c.Counters.Peek(ctx, c.clock.now, claims)
+}
+
+func (c ownCounters) Settle(ctx context.Context, _ time.Time, claims []store.Claim) error {
+	return c.Counters.Settle(ctx, c.clock.now, claims)
 }
 
 func (c ownCounters) Reset(ctx context.Context, _ time.Time, claims []store.Claim) error {
