@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tieredlimit/caddy-tieredlimit/replay"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/replay"
 )
 
 // apartSite has a stack in each topology that reads chains, each on a port of its own.

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tieredlimit/caddy-tieredlimit/replay"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/replay"
 
 	"github.com/tieredlimit/caddy-tieredlimit/internal/readmetest"
 )

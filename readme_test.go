@@ -577,7 +577,7 @@ func TestReadmePlaceholders(t *testing.T) {
 // What the README quotes from the log is what the log says.
 func TestReadmeLogMessages(t *testing.T) {
 	source := ""
-	for _, file := range []string{"notices.go", "loadcheck.go", "addressmatch.go", "store/redis/away.go"} {
+	for _, file := range []string{"logging.go", "warnings.go", "warnings_request.go", "warnings_address.go", "store/redis/away.go"} {
 		source += readText(t, file)
 	}
 	source = regexp.MustCompile(`" \+\s+"`).ReplaceAllString(source, "") // messages that are written in pieces

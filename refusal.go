@@ -27,9 +27,7 @@ const (
 // refuse answers a request that a tier refused.
 func (h *Handler) refuse(w http.ResponseWriter, rec *record) error {
 	header := w.Header()
-	if rec.prev != nil {
-		rec.yields(header)
-	}
+	rec.withdrawEarlier(header)
 	rec.fill()
 	rec.out.set(header)
 	v := &rec.verdict

@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/tieredlimit/caddy-tieredlimit/replay"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/replay"
 )
 
 // replayedSite limits in windows that turn during a test and in one that does not, in every way of charging, behind two

@@ -5,7 +5,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/tieredlimit/caddy-tieredlimit/replay"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/replay"
 )
 
 // rehearsal judges recorded requests by one handler, at the times recorded, and serves none of them. It serves one

@@ -30,7 +30,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/tieredlimit/caddy-tieredlimit/replay"
+	"github.com/tieredlimit/caddy-tieredlimit/internal/replay"
 )
 
 var updateGolden = flag.Bool("update", false, "write what tests print to the files that they are compared with")
