@@ -1,6 +1,7 @@
 package tieredlimit
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 // exemptions say which requests are neither limited nor counted.
 type exemptions struct {
 	paths      caddyhttp.MatchPath
+	literal    caddyhttp.MatchPath // those of them without a wildcard
 	clients    []netip.Prefix
 	preflights bool
 }
@@ -34,7 +36,12 @@ func compileExemptions(ctx caddy.Context, h *Handler) (exemptions, error) {
 			e.paths = append(e.paths, bare)
 		}
 	}
-	if err := e.paths.Provision(ctx); err != nil {
+	for _, p := range e.paths {
+		if !strings.Contains(p, "*") {
+			e.literal = append(e.literal, p)
+		}
+	}
+	if err := errors.Join(e.paths.Provision(ctx), e.literal.Provision(ctx)); err != nil {
 		return e, err
 	}
 	for _, s := range h.ExemptClients {
@@ -85,14 +92,18 @@ func (e *exemptions) path(r *http.Request) bool {
 	if ambiguousPath(sent) || ambiguousBefore(r) {
 		return false
 	}
-	if behind, found := behindAuthority(sent); found && strings.Trim(behind, "/") != "" {
-		return false
+	patterns := e.paths
+	if behind, found := behindAuthority(sent); found {
+		if strings.Trim(behind, "/") != "" {
+			return false
+		}
+		patterns = e.literal // with a host of the caller's choice in front, any path ends with .css
 	}
 	for _, field := range pathFields {
 		if _, there := r.Header[field]; there {
 			return false
 		}
 	}
-	matched, err := e.paths.MatchWithError(r)
+	matched, err := patterns.MatchWithError(r)
 	return err == nil && matched
 }

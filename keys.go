@@ -357,3 +357,10 @@ func appendHost(buf []byte, host string) []byte {
 	host = strings.TrimSuffix(host, ".")
 	return appendLower(buf, host)
 }
+
+func appendLower(buf []byte, text string) []byte {
+	for i := range len(text) {
+		buf = append(buf, lower(text[i]))
+	}
+	return buf
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -99,42 +100,71 @@ func areCredentials(name string) bool {
 	return name == "Authorization" || name == "Proxy-Authorization"
 }
 
-// plainEnds reports whether a value is not empty and has no blanks around it.
+// plainEnds reports whether a value is not empty and begins and ends with what no server takes for a blank.
 func plainEnds(text string) bool {
-	return text != "" && text[0] > ' ' && text[len(text)-1] > ' '
+	return text != "" && isGraphic(text[0]) && isGraphic(text[len(text)-1])
 }
 
-// appendTrimmed appends a value without the blanks around it, which are no part of it (RFC 9110 section 5.5).
+// isGraphic reports whether a byte is a visible character of ASCII.
+func isGraphic(c byte) bool { return ' ' < c && c < 0x7f }
+
+// appendTrimmed appends a value without the blanks around it, which are no part of it (RFC 9110 section 5.5). It reports
+// false if there are others around it, which some servers take off as well.
 func appendTrimmed(buf []byte, text string) ([]byte, bool) {
-	return append(buf, strings.Trim(text, " \t")...), true
+	text = strings.Trim(text, " \t")
+	return append(buf, text...), !hasBlankEnds(text)
 }
 
-// appendCredentials appends credentials as they are compared: the scheme in lower case (RFC 9110 section 11.1), one
-// blank between words, none around them. Credentials of scheme Basic must be what an encoder writes: decoders pass over
-// other characters, so that there would be any number of spellings.
-func appendCredentials(buf []byte, text string) ([]byte, bool) {
-	start := len(buf)
-	words := 0
-	for text = strings.TrimLeft(text, " \t"); text != ""; text = strings.TrimLeft(text, " \t") {
-		end := strings.IndexAny(text, " \t")
-		if end < 0 {
-			end = len(text)
-		}
-		words++
-		switch words {
-		case 1:
-			buf = appendLower(buf, text[:end])
-		case 2:
-			if string(buf[start:]) == "basic" && !strictBase64(text[:end]) {
-				return buf, false
-			}
-			fallthrough
-		default:
-			buf = append(append(buf, ' '), text[:end]...)
-		}
-		text = text[end:]
+// hasBlankEnds reports whether a text begins or ends with a blank that is not ASCII, be it read as UTF-8 or as Latin-1:
+// many languages have one function that takes these off, and servers call it.
+func hasBlankEnds(text string) bool {
+	if text == "" || plainEnds(text) {
+		return false
 	}
-	return buf, words < 3 || !bytes.HasPrefix(buf[start:], []byte("basic "))
+	first, size := utf8.DecodeRuneInString(text)
+	if isBlankRune(first) || size == 1 && isBlankRune(rune(text[0])) {
+		return true
+	}
+	last, size := utf8.DecodeLastRuneInString(text)
+	return isBlankRune(last) || size == 1 && isBlankRune(rune(text[len(text)-1]))
+}
+
+// isBlankRune reports whether a character outside of ASCII is one that is taken off the ends of texts, in one language or another:
+// what Unicode calls white space, and what it calls format characters, such as the byte order mark.
+func isBlankRune(r rune) bool {
+	return r >= 0x80 && (unicode.IsSpace(r) || unicode.In(r, unicode.Cf))
+}
+
+// appendCredentials appends credentials as they are compared: without the scheme, which many servers do not look at, and
+// without the blanks around them. A single word is credentials without a scheme. What more than one text could be taken out of is
+// uncertain: parameters, further words, quotes, bytes outside of ASCII, at some of which servers cut. Credentials of
+// scheme Basic must be what an encoder writes: decoders pass over other characters, so that there would be any number of
+// spellings.
+func appendCredentials(buf []byte, text string) ([]byte, bool) {
+	text = strings.Trim(text, " \t")
+	scheme, credentials := "", text
+	if end := strings.IndexAny(text, " \t"); end >= 0 {
+		scheme, credentials = text[:end], strings.TrimLeft(text[end:], " \t")
+	}
+	for i := range len(text) {
+		if c := text[i]; c >= 0x7f || c < ' ' && c != '\t' || strings.IndexByte(`,;"'\`, c) >= 0 {
+			return buf, false
+		}
+	}
+	switch {
+	case strings.ContainsAny(credentials, " \t"):
+		return buf, false
+	case scheme == "" && (hasFoldPrefix(text, "bearer") || hasFoldPrefix(text, "basic")): // servers cut so many bytes off
+		return buf, false
+	case strings.EqualFold(scheme, "basic") && !strictBase64(credentials):
+		return buf, false
+	}
+	return append(buf, credentials...), true
+}
+
+// hasFoldPrefix reports whether a text begins with a prefix, in any case.
+func hasFoldPrefix(text, prefix string) bool {
+	return len(text) >= len(prefix) && strings.EqualFold(text[:len(prefix)], prefix)
 }
 
 // strictBase64 reports whether a text is the base64 that an encoder writes (RFC 4648 section 4).
@@ -153,13 +183,6 @@ func strictBase64(text string) bool {
 		text = text[4:]
 	}
 	return true
-}
-
-func appendLower(buf []byte, text string) []byte {
-	for i := range len(text) {
-		buf = append(buf, lower(text[i]))
-	}
-	return buf
 }
 
 func lower(c byte) byte {
@@ -394,7 +417,7 @@ func validEscapes(text string) bool {
 
 // appendDecoded appends a text without its percent-encoding, however often that was applied, and without blanks around
 // it. Plus signs become blanks, since some servers read them so. It reports false for what cannot be told: encodings
-// that do not end, control characters, escapes of other kinds, and what is not UTF-8.
+// that do not end, control characters, escapes of other kinds, other blanks around it, and what is not UTF-8.
 func appendDecoded(buf []byte, text string) ([]byte, bool) {
 	start := len(buf)
 	buf = append(buf, text...)
@@ -421,7 +444,11 @@ func appendDecoded(buf []byte, text string) ([]byte, bool) {
 	if !utf8.Valid(value) {
 		return buf, false
 	}
-	if trimmed := bytes.Trim(value, " "); len(trimmed) < len(value) {
+	trimmed := bytes.Trim(value, " ")
+	if n := len(trimmed); n > 0 && !(isGraphic(trimmed[0]) && isGraphic(trimmed[n-1])) && hasBlankEnds(string(trimmed)) {
+		return buf, false
+	}
+	if len(trimmed) < len(value) {
 		buf = buf[:start+copy(value, trimmed)]
 	}
 	return buf, true

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
+	"net/url"
 	"regexp"
 	"strings"
 	"testing"
@@ -192,12 +193,13 @@ func TestCredentialsAreComparedAsServersDo(t *testing.T) {
 		}
 		return list
 	}
-	t.Run("bearer", func(t *testing.T) {
-		sameAs(t, "{header.Authorization}", of("Bearer tOken")[0], of("bearer tOken", "BEARER  tOken", "Bearer\ttOken ", " bEarer \t tOken"))
+	t.Run("the scheme is of no account", func(t *testing.T) {
+		sameAs(t, "{header.Authorization}", of("Bearer tOken")[0], of("bearer tOken", "BEARER  tOken", "Bearer\ttOken ", " bEarer \t tOken",
+			"Token tOken", "tOken", "X1 tOken", "X2 tOken"))
 	})
 	t.Run("another", func(t *testing.T) {
 		e := guarded(t, "{header.Authorization}")
-		for _, q := range of("Bearer tOken", "Bearer token", "Token tOken", "Bearer tOken x", "tOken", "Basic "+basic) {
+		for _, q := range of("Bearer tOken", "Bearer token", "1|tOken:x", "Basic "+basic) {
 			assert.Equal(t, 3, e.served(4, q), q.header)
 		}
 	})
@@ -206,9 +208,45 @@ func TestCredentialsAreComparedAsServersDo(t *testing.T) {
 	})
 	t.Run("uncertain", func(t *testing.T) {
 		list := of("Basic "+basic[:3]+"!"+basic[3:], "Basic "+basic+"====", "Basic "+strings.TrimRight(basic, "="), "Basic "+basic[:len(basic)-2]+"F=",
-			"Basic "+basic+" x", "Basic "+basic[:4]+"-"+basic[5:], "Basic "+basic+"\r\n")
+			"Basic "+basic+" x", "Basic "+basic[:4]+"-"+basic[5:], "Basic "+basic+"\r\n", "Basic"+basic)
 		list = append(list, request{}.with("Authorization", "Bearer 1", "Bearer 2"), request{}.with("Authorization", "", "Bearer 2"))
 		uncertainAll(t, "{header.Authorization}", of("Basic " + basic)[0], list)
+	})
+	t.Run("more than one word", func(t *testing.T) {
+		uncertainAll(t, "{header.Authorization}", of("Bearer valid")[0], of("Bearer valid 1", "Bearer 1 valid", "Bearer Bearer valid", "Bearer valid, a=1",
+			"Bearer valid,", "Bearer a=1,valid", "Bearer valid;1", `Bearer "valid"`, "Bearer 'valid'", `Bearer va\lid`, `Token token="valid", nonce="1"`,
+			"Bearervalid", "BEARERvalid", "Bearer", "Bearer valid\xa0", "Bearer\xa0valid", "Bearer valid\x85", "Bearer \xa0valid", "Bearer valid\u00a0",
+			"Bearer\u2003valid", "Bearer valid\ufeff", "\x85Bearer valid"))
+	})
+}
+
+// Blanks outside of ASCII around a value are taken off by some servers, however they are encoded; such a value is no new one.
+func TestBlanksOfEveryKindAroundAValue(t *testing.T) {
+	t.Parallel()
+	blanks := []string{"\u0085", "\u00a0", "\u1680", "\u180e", "\u2000", "\u2003", "\u200b", "\u200d", "\u2028", "\u202f", "\u205f", "\u2060", "\u3000", "\ufeff"}
+	var fields, texts []string
+	for _, blank := range blanks {
+		for _, value := range []string{"valid" + blank, blank + "valid", " " + blank + " valid", "valid" + blank + blank + " "} {
+			fields = append(fields, value)
+			texts = append(texts, strings.ReplaceAll(url.QueryEscape(value), "+", "%20"))
+		}
+	}
+	var headers, sent, params []request
+	for _, field := range append(fields, "valid\xa0", "\xa0valid", "valid\x85", "\x85valid", "valid\xa0 ") {
+		headers = append(headers, request{}.with("X-Key", field))
+	}
+	for _, text := range texts {
+		sent = append(sent, request{}.with("Cookie", "sid="+text))
+		params = append(params, queries("api_key=" + text)[0])
+	}
+	t.Run("header", func(t *testing.T) { uncertainAll(t, "{header.X-Key}", request{}.with("X-Key", "valid"), headers) })
+	t.Run("cookie", func(t *testing.T) { uncertainAll(t, "{cookie.sid}", victimCookie, sent) })
+	t.Run("query", func(t *testing.T) { uncertainAll(t, "{query.api_key}", queries("api_key=valid")[0], params) })
+	t.Run("letters are none", func(t *testing.T) {
+		e := guarded(t, "{header.X-Key}")
+		for _, name := range []string{"\u00e0", "voil\u00e0", "\u00c5sa", "Lule\u00c5", "\u5f20\u4e09", "na\u00efve", "a\u00a0b"} {
+			assert.Equal(t, 3, e.served(4, request{}.with("X-Key", name)), name)
+		}
 	})
 }
 
