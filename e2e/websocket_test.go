@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 	"io"
 	"net"
 	"net/http"
@@ -11,6 +10,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/http2"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/ports"
 )
 
 // upgrading is an upstream that switches protocols and then echoes bytes. It has limit fields of its own.
@@ -62,4 +64,70 @@ func TestWebSocketUpgrade(t *testing.T) {
 	assert.Empty(t, response.Header.Get("Upgrade"))
 	response, _, _ = sendRaw(t, "127.0.0.10", port, strings.Replace(request, "Upgrade: websocket\r\n", "", 1))
 	assert.Equal(t, 429, response.StatusCode, "a plain request is counted in the same budget")
+}
+
+// A WebSocket over HTTP/2 or 3 is a CONNECT on the way in and a GET for the upstream: tiers for either method are asked, and
+// a socket of one version takes from the budget of the others.
+func TestWebSocketByExtendedConnect(t *testing.T) {
+	upstream := newUpstream(t, upgrading)
+	certFile, keyFile, trust := certificate(t)
+	for _, method := range []string{"GET", "CONNECT"} {
+		t.Run(method, func(t *testing.T) {
+			port := ports.Free(t)
+			startCaddy(t, fmt.Sprintf(`
+				{
+					auto_https off
+				}
+				https://localhost:%d {
+					bind 127.0.0.1
+					tls %s %s
+					tiered_limit {
+						trusted_hops 0
+						tier ip 2/%s {
+							match method %s
+						}
+					}
+					reverse_proxy %s
+				}`, port, certFile, keyFile, always, method, upstream), "GODEBUG=http2xconnect=1")
+			over := map[string]http.RoundTripper{ // the client of net/http lets no field pass whose name begins with a colon
+				"h2": &http2.Transport{TLSClientConfig: trust.Clone()},
+				"h3": clientOverQUIC(t, "127.0.0.1", trust).Transport,
+			}
+			open := func(protocol string) (int, string) {
+				body, typed := io.Pipe()
+				r, err := http.NewRequest(http.MethodConnect, fmt.Sprintf("https://127.0.0.1:%d/socket", port), body)
+				require.NoError(t, err)
+				r.Host = "localhost"
+				if protocol == "h2" {
+					r.Header[":protocol"] = []string{"websocket"}
+				} else {
+					r.Proto = "websocket"
+				}
+				r.Header.Set("Sec-WebSocket-Version", "13")
+				response, err := over[protocol].RoundTrip(r)
+				require.NoError(t, err)
+				defer response.Body.Close()
+				defer typed.Close()
+				if response.StatusCode != http.StatusOK {
+					return response.StatusCode, ""
+				}
+				_, err = io.WriteString(typed, "hello")
+				require.NoError(t, err)
+				echo := make([]byte, 5)
+				_, err = io.ReadFull(response.Body, echo)
+				require.NoError(t, err)
+				assert.Equal(t, "hello", string(echo))
+				return response.StatusCode, response.Header.Get("X-Ratelimit-Remaining")
+			}
+			for left, protocol := range []string{"h3", "h2"} {
+				status, remaining := open(protocol)
+				assert.Equal(t, 200, status, protocol)
+				assert.Equal(t, fmt.Sprint(1-left), remaining, protocol)
+			}
+			for _, protocol := range []string{"h2", "h3"} {
+				status, _ := open(protocol)
+				assert.Equal(t, 429, status, protocol)
+			}
+		})
+	}
 }
