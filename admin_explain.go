@@ -280,11 +280,18 @@ func (rec *record) view(sc *scratch, e *explanation) {
 
 // whyNot says why a tier does not apply to the request.
 func (rec *record) whyNot(t *tier) string {
-	switch concerned, err := t.match.concerns(rec.r); {
+	concerned, err := t.match.concerns(rec.r)
+	switch {
 	case err != nil:
 		return "its matcher fails: " + err.Error()
 	case !concerned:
 		return "it does not match the request"
+	}
+	switch concerned, err = rec.concerns(t); {
+	case err != nil:
+		return "it goes by the client, which is not known: " + err.Error()
+	case !concerned:
+		return "it does not concern this client"
 	}
 	return "every key is empty"
 }

@@ -36,6 +36,7 @@ type directiveParser struct {
 //		tier <name> <count>/<window>...|off {
 //			key      <part>...
 //			match    @name | <matcher> <args...> | { <matchers> }
+//			clients  [not] <cidr>...
 //			charge   served|checked
 //			dry_run  [header]
 //		}
@@ -262,10 +263,7 @@ func (p *directiveParser) parseExempt() (err error) {
 
 func (p *directiveParser) parseExemptClients() (err error) {
 	p.handler.ExemptClients, err = p.parseList(func(s string) error {
-		if _, err := parsePrefix(s, nil); err != nil {
-			return fmt.Errorf("exempt_clients: %w", err)
-		}
-		return nil
+		return checkClients("exempt_clients", []string{s})
 	})
 	if err != nil {
 		return err
@@ -377,7 +375,7 @@ func (p *directiveParser) parseTier() error {
 // parseTierLine reads one line of a tier's block.
 func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 	word := p.Val()
-	if seen[word] && word != "key" {
+	if seen[word] && word != "key" && word != "clients" {
 		return p.Errf("tier %q: %s is given twice", t.Name, word)
 	}
 	seen[word] = true
@@ -399,6 +397,8 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 		return p.noBlock("key")
 	case "match":
 		return p.parseMatch(t)
+	case "clients":
+		return p.parseClients(t)
 	case "match_mode":
 		return p.parseWord(&t.MatchMode, "careful", "literal")
 	case "charge":
@@ -406,7 +406,31 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 	case "dry_run":
 		return p.parseDryRun(&t.DryRun, &t.DryRunHeader)
 	}
-	return p.Errf("unknown word %q in tier %q; expected key, match, match_mode, charge or dry_run", word, t.Name)
+	return p.Errf("unknown word %q in tier %q; expected key, match, match_mode, clients, charge or dry_run", word, t.Name)
+}
+
+// parseClients reads whom a tier concerns, or whom it does not.
+func (p *directiveParser) parseClients(t *Tier) error {
+	into, field := &t.Clients, "clients"
+	if p.NextArg() {
+		if p.Val() == "not" {
+			into, field = &t.NotClients, "clients not"
+		} else {
+			p.Prev()
+		}
+	}
+	if *into != nil {
+		return p.Errf("tier %q: %s is given twice", t.Name, field)
+	}
+	list := p.RemainingArgs()
+	if len(list) == 0 {
+		return p.Errf("tier %q: %s needs at least one address or range", t.Name, field)
+	}
+	if err := checkClients(field, list); err != nil {
+		return p.Errf("tier %q: %w", t.Name, err)
+	}
+	*into = list
+	return p.noBlock("clients")
 }
 
 // parseMatch reads a named matcher, a path, a matcher on the line, or a block of matchers.

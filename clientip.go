@@ -39,13 +39,9 @@ func topologyOf(h *Handler, server *caddyhttp.Server) (clientip.Topology, error)
 	case static && len(ranges) == 0 && t.Hops < 0:
 		// An empty list, as an empty variable leaves it, states nothing.
 	case static:
-		trusted := make([]netip.Prefix, 0, len(ranges))
-		for _, r := range ranges {
-			p, err := parsePrefix(r, t.NAT64)
-			if err != nil {
-				return t, err
-			}
-			trusted = append(trusted, p)
+		trusted, err := parseClients("trusted_proxies", ranges, t.NAT64)
+		if err != nil {
+			return t, err
 		}
 		t.Trusted = func(_ *http.Request, addr netip.Addr) bool { return anyContains(trusted, addr) }
 	default:

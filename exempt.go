@@ -44,14 +44,9 @@ func compileExemptions(ctx caddy.Context, h *Handler) (exemptions, error) {
 	if err := errors.Join(e.paths.Provision(ctx), e.literal.Provision(ctx)); err != nil {
 		return e, err
 	}
-	for _, s := range h.ExemptClients {
-		p, err := parsePrefix(s, h.topology.NAT64)
-		if err != nil {
-			return e, err
-		}
-		e.clients = append(e.clients, p)
-	}
-	return e, nil
+	var err error
+	e.clients, err = parseClients("exempt_clients", h.ExemptClients, h.topology.NAT64)
+	return e, err
 }
 
 // exemptPattern puts in the placeholders of a pattern. They must have a value at load: an empty one would exempt other

@@ -344,7 +344,7 @@ func TestExemptClients(t *testing.T) {
 :8080 {
 	tiered_limit exempt-clients {
 		trusted_hops 1
-		exempt_clients 192.0.2.0/28 198.51.100.7 2001:db8:1::/48 2001:db8:2::5
+		exempt_clients 192.0.2.0/28 198.51.100.7 2001:db8:1::/48 2001:db8:2::5 private_ranges
 		ipv4_prefix 24
 		tier ip 1/m
 	}
@@ -352,7 +352,7 @@ func TestExemptClients(t *testing.T) {
 }`)
 	for addr, want := range map[string]int{
 		"192.0.2.1": 3, "192.0.2.15": 3, "192.0.2.16": 1, "198.51.100.7": 3, "198.51.100.8": 1, "::ffff:192.0.2.3": 3,
-		"2001:db8:1:2::3": 3, "2001:db8:3::": 1, "2001:db8:2::5": 3, "2001:db8:2::6": 1, "10.0.0.1": 1, "127.0.0.1": 1, "::1": 1,
+		"2001:db8:1:2::3": 3, "2001:db8:3::": 1, "2001:db8:2::5": 3, "2001:db8:2::6": 1, "10.0.0.1": 3, "127.0.0.1": 3, "::1": 3, "172.32.0.1": 1,
 	} {
 		assert.Equal(t, want, e.served(3, request{}.with("X-Forwarded-For", "192.0.2.1, "+addr)), addr)
 	}

@@ -132,7 +132,7 @@ func (rec *record) charged(sc *scratch, refusedBy int) uint64 {
 // be asked, since its matcher fails or the source is not proven, is left out, and so is one whose key is not told.
 func (rec *record) claim(sc *scratch) error {
 	for _, t := range rec.h.tiers {
-		concerned, err := t.match.concerns(rec.r)
+		concerned, err := rec.concerns(t)
 		if err != nil && !t.spec.DryRun {
 			return err
 		}

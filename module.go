@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -251,7 +250,7 @@ func (h *Handler) needsClient() bool {
 		return true
 	}
 	for _, t := range h.tiers {
-		if t.usesClient {
+		if t.usesClient || t.clients.any() {
 			return true
 		}
 	}
@@ -323,15 +322,6 @@ func intOr(p *int, otherwise int) int {
 		return otherwise
 	}
 	return *p
-}
-
-// parsePrefix reads an address or a CIDR range.
-func parsePrefix(s string, n clientip.NAT64) (netip.Prefix, error) {
-	p, err := caddyhttp.CIDRExpressionToPrefix(s)
-	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is neither an IP address nor a CIDR range", s)
-	}
-	return n.CanonicalPrefix(p), nil
 }
 
 // Interface guards

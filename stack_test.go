@@ -201,6 +201,8 @@ func TestF4SharedTierDefinition(t *testing.T) {
 		{"", "key a b", "", "key a\nkey b", "key"},
 		{"", "key a", "", "key a\nmatch /x", "match"},
 		{"", "key a\nmatch /x", "", "key a\nmatch /y", "match"},
+		{"", "key a", "", "key a\nclients ::1", "clients"},
+		{"", "key a\nclients ::1", "", "key a\nclients not ::1", "clients"},
 		{"", "key a", "", "key a\ncharge checked", "charge"},
 		{"", "key a", "charge checked", "key a", "charge"},
 		{"", "key a", "", "key a\ndry_run", "dry_run"},

@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,6 +39,13 @@ type Tier struct {
 	// How `match` is taken: `careful`, so that what upstreams may read otherwise than Caddy does matches, or `literal`.
 	// Default: `careful`.
 	MatchMode string `json:"match_mode,omitempty"`
+
+	// The clients that the tier concerns: addresses, CIDR ranges, or `private_ranges`, by the client address as the
+	// topology gives it. A request whose client could not be found is in no range. Default: all.
+	Clients []string `json:"clients,omitempty"`
+
+	// The clients that the tier does not concern, written likewise, also where they are in `clients`. Default: none.
+	NotClients []string `json:"not_clients,omitempty"`
 
 	// When the tier is charged: `served` or `checked`. Default: the stack's.
 	Charge string `json:"charge,omitempty"`
@@ -93,6 +101,7 @@ type tier struct {
 	fixed      []byte     // the identity, where it never varies
 	usesClient bool
 	match      tierMatch
+	clients    tierClients
 	index      int    // in the claims' stack
 	skipped    string // kinds of warnings, as [stackRun.first] knows them
 	uncertain  string
@@ -119,6 +128,9 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 			c.fixed = keys[0].appendPrefix(nil)
 		}
 		if c.match, err = compileMatch(ctx, t); err != nil {
+			return fmt.Errorf("tier %q: %w", t.Name, err)
+		}
+		if c.clients, err = compileClients(t, h.topology.NAT64); err != nil {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 		if t.off() {
@@ -210,6 +222,9 @@ func (t *Tier) check() error {
 		if err := oneOf("match_mode", t.MatchMode, "careful", "literal"); err != nil {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
+	}
+	if err := cmp.Or(checkClients("clients", t.Clients), checkClients("not_clients", t.NotClients)); err != nil {
+		return fmt.Errorf("tier %q: %w", t.Name, err)
 	}
 	if t.DryRunHeader && !t.DryRun {
 		return fmt.Errorf("tier %q: %w", t.Name, errDryRunHeader)
@@ -334,6 +349,8 @@ func sameTier(a, b *tierDefinition) string {
 		return "match"
 	case a.literal != b.literal:
 		return "match_mode"
+	case a.clients != b.clients:
+		return "clients"
 	case a.charge != b.charge:
 		return "charge"
 	case a.dryRun != b.dryRun || a.dryRunHeader != b.dryRunHeader:
@@ -348,9 +365,9 @@ func sameTier(a, b *tierDefinition) string {
 
 // tierDefinition is everything in which a tier must agree wherever its name appears in a named stack.
 type tierDefinition struct {
-	limits, keys, match, charge, store string
-	dryRun, dryRunHeader, literal      bool
-	prefixes                           clientip.Prefixes
+	limits, keys, match, clients, charge, store string
+	dryRun, dryRunHeader, literal               bool
+	prefixes                                    clientip.Prefixes
 }
 
 func (t *Tier) definition(h *Handler) *tierDefinition {
@@ -360,6 +377,7 @@ func (t *Tier) definition(h *Handler) *tierDefinition {
 		match:  h.matchText[t.Name],
 
 		literal: t.MatchMode == "literal",
+		clients: jsonText([2][]string{t.Clients, t.NotClients}),
 
 		charge: t.effectiveCharge(h.Charge),
 		dryRun: t.DryRun,

@@ -74,13 +74,8 @@ func (h *Handler) checkClient() error {
 	if err := checkNAT64(h.NAT64Prefix...); err != nil {
 		return err
 	}
-	if err := noneTwice("exempt_clients", h.ExemptClients); err != nil {
+	if err := checkClients("exempt_clients", h.ExemptClients); err != nil {
 		return err
-	}
-	for _, s := range h.ExemptClients {
-		if _, err := parsePrefix(s, nil); err != nil {
-			return fmt.Errorf("exempt_clients: %w", err)
-		}
 	}
 	if err := noneTwice("exempt", h.Exempt); err != nil {
 		return err

@@ -108,12 +108,13 @@ func (h *Handler) warnAddressMatcher(where, tier string, sets caddyhttp.MatcherS
 			continue
 		}
 		fields := []zap.Field{zap.String("stack", h.stackLabel), zap.String("matcher", string(m))}
+		cure := "Clients that are not to be limited belong into exempt_clients, those that only some tiers concern into clients"
 		if tier != "" {
+			cure = "Write clients or clients not in the tier instead, or exempt_clients"
 			fields = append(fields, zap.String("tier", tier))
 		}
 		h.logger.Warn("the "+where+" goes by "+string(m)+", which "+why+": requests may be limited that should not be, or not limited "+
-			"that should be. Clients that are not to be limited belong into exempt_clients, which goes by the client as tiered_limit "+
-			"finds it", fields...)
+			"that should be. "+cure+", which go by the client as tiered_limit finds it", fields...)
 	}
 }
 

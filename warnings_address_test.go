@@ -85,10 +85,11 @@ func TestMatchersByAddressAreWarnedOf(t *testing.T) {
 				require.Len(t, lines, 1, at)
 				msg := lines[0].str("msg")
 				assert.Contains(t, msg, "goes by "+string(by)+", which "+wrong, at)
-				assert.Contains(t, msg, "belong into exempt_clients, which goes by the client as tiered_limit finds it", at)
+				assert.Contains(t, msg, ", which go by the client as tiered_limit finds it", at)
 				assert.Equal(t, string(by), lines[0].str("matcher"), at)
 				if where == "tier" || where == "named" {
 					assert.Equal(t, "a", lines[0].str("tier"), at)
+					assert.Contains(t, msg, "Write clients or clients not in the tier instead", at)
 					assert.Contains(t, msg, "the match of the tier goes by", at)
 				} else {
 					assert.Contains(t, msg, "the matcher in front of tiered_limit goes by", at)
