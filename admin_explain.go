@@ -81,6 +81,7 @@ type tierView struct {
 	Key         []string       `json:"key,omitempty"`
 	Line        int            `json:"line,omitempty"` // of the key among the tier's, from 1
 	Fingerprint string         `json:"fingerprint,omitempty"`
+	Share       int            `json:"share,omitempty"` // of the counts, in percent, that the request may use
 	Refuses     bool           `json:"refuses,omitempty"`
 	Limits      []limitReading `json:"limits,omitempty"`
 }
@@ -258,7 +259,10 @@ func (rec *record) view(sc *scratch, e *explanation) {
 		identity, states := sc.claims[claim].Identity, sc.claims[claim].States
 		v.Applies, v.Refuses = true, anyExceeded(states)
 		v.Fingerprint = fingerprintText(fingerprint(identity))
-		v.Limits = t.readings(states, decision.Now)
+		if q := rec.quotaOf(t); q != &t.whole {
+			v.Share = q.percent
+		}
+		v.Limits = t.readings(states, decision.Now, rec.quotaOf(t))
 		if t.fixed == nil {
 			v.Key = rec.keyText(t)
 			if t.isUncertain(identity) {

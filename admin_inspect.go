@@ -104,7 +104,7 @@ func (c *counter) read(r *http.Request) (*counterAnswer, error) {
 	if err != nil {
 		return nil, storeError(err)
 	}
-	readings := c.tier.readings(claims[0].States, decision.Now)
+	readings := c.tier.readings(claims[0].States, decision.Now, &c.tier.whole)
 	for i := range readings {
 		readings[i].Exceeded = false // no request is asked about
 	}
@@ -114,13 +114,13 @@ func (c *counter) read(r *http.Request) (*counterAnswer, error) {
 	}, nil
 }
 
-// readings are the states of the tier's limits as people see them.
-func (t *tier) readings(states []State, now time.Time) []limitReading {
+// readings are the states of the tier's limits as people see them, of which so much may be used.
+func (t *tier) readings(states []State, now time.Time, q *quota) []limitReading {
 	list := make([]limitReading, len(t.spec.Limits))
 	for i, l := range t.spec.Limits {
 		list[i] = limitReading{
-			limitStatus: limitStatus{Count: l.Count, Window: shortDuration(l.Window)},
-			Used:        states[i].Used, Remaining: max(0, l.Count-states[i].Used), Exceeded: states[i].Exceeded,
+			limitStatus: limitStatus{Count: q.counts[i], Window: shortDuration(l.Window)},
+			Used:        states[i].Used, Remaining: max(0, q.counts[i]-states[i].Used), Exceeded: states[i].Exceeded,
 			ResetsIn: ceilSeconds(states[i].ResetAfter), ResetsAt: now.Add(states[i].ResetAfter).UTC(),
 		}
 	}

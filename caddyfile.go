@@ -37,6 +37,7 @@ type directiveParser struct {
 //			key      <part>...
 //			match    @name | <matcher> <args...> | { <matchers> }
 //			clients  [not] <cidr>...
+//			share    <percent> <matcher>
 //			charge   served|checked
 //			dry_run  [header]
 //		}
@@ -375,7 +376,7 @@ func (p *directiveParser) parseTier() error {
 // parseTierLine reads one line of a tier's block.
 func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 	word := p.Val()
-	if seen[word] && word != "key" && word != "clients" {
+	if seen[word] && word != "key" && word != "clients" && word != "share" {
 		return p.Errf("tier %q: %s is given twice", t.Name, word)
 	}
 	seen[word] = true
@@ -396,7 +397,9 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 		t.Keys = append(t.Keys, parts)
 		return p.noBlock("key")
 	case "match":
-		return p.parseMatch(t)
+		return p.parseMatch(fmt.Sprintf("tier %q: match", t.Name), &t.MatcherSetsRaw)
+	case "share":
+		return p.parseShare(t)
 	case "clients":
 		return p.parseClients(t)
 	case "match_mode":
@@ -406,7 +409,7 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 	case "dry_run":
 		return p.parseDryRun(&t.DryRun, &t.DryRunHeader)
 	}
-	return p.Errf("unknown word %q in tier %q; expected key, match, match_mode, clients, charge or dry_run", word, t.Name)
+	return p.Errf("unknown word %q in tier %q; expected key, match, match_mode, clients, share, charge or dry_run", word, t.Name)
 }
 
 // parseClients reads whom a tier concerns, or whom it does not.
@@ -433,35 +436,49 @@ func (p *directiveParser) parseClients(t *Tier) error {
 	return p.noBlock("clients")
 }
 
-// parseMatch reads a named matcher, a path, a matcher on the line, or a block of matchers.
-func (p *directiveParser) parseMatch(t *Tier) error {
+// parseMatch reads a named matcher, a path, a matcher on the line, or a block of matchers, of what it says.
+func (p *directiveParser) parseMatch(what string, into *caddyhttp.RawMatcherSets) error {
 	onLine := p.CountRemainingArgs() > 0
 	set, found, err := p.MatcherToken()
 	if err != nil {
-		return p.about(fmt.Sprintf("tier %q: match", t.Name), err)
+		return p.about(what, err)
 	}
 	if found {
 		if p.NextArg() {
-			return p.Errf("tier %q: match: unexpected %q", t.Name, p.Val())
+			return p.Errf("%s: unexpected %q", what, p.Val())
 		}
 		if set == nil {
 			return p.noBlock("match") // * matches everything
 		}
-		t.MatcherSetsRaw = caddyhttp.RawMatcherSets{set}
+		*into = caddyhttp.RawMatcherSets{set}
 		return p.noBlock("match")
 	}
 	if onLine {
-		p.Prev() // back to match itself
+		p.Prev() // back to what is in front of the matcher
 	}
 	set, err = caddyhttp.ParseCaddyfileNestedMatcherSet(p.Dispenser)
 	if err != nil {
-		return p.about(fmt.Sprintf("tier %q: match", t.Name), err)
+		return p.about(what, err)
 	}
 	if len(set) == 0 {
-		return p.Errf("tier %q: match needs a matcher", t.Name)
+		return p.Errf("%s needs a matcher", what)
 	}
-	t.MatcherSetsRaw = caddyhttp.RawMatcherSets{set}
+	*into = caddyhttp.RawMatcherSets{set}
 	return nil
+}
+
+// parseShare reads how much of the tier some requests may use, and which.
+func (p *directiveParser) parseShare(t *Tier) error {
+	if !p.NextArg() {
+		return p.Errf("tier %q: share needs a percentage and a matcher, such as: share 80%% not path /checkout", t.Name)
+	}
+	percent, err := parsePercent(p.Val())
+	if err != nil {
+		return p.Errf("tier %q: %w", t.Name, err)
+	}
+	s := &Share{Percent: percent}
+	t.Shares = append(t.Shares, s)
+	return p.parseMatch(fmt.Sprintf("tier %q: share %d%%", t.Name, percent), &s.MatcherSetsRaw)
 }
 
 // parseStore reads the name of a store module and hands it the rest of the line and the block.

@@ -346,9 +346,9 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 		{"tier ip 5/106752d", 4, `tier "ip": limit "5/106752d": the window "106752d"` + notDuration},
 		{"tier ip 5/9999999999h", 4, `tier "ip": limit "5/9999999999h": the window "9999999999h"` + notDuration},
 		// A tier's block.
-		{"tier ip 5/s {\nbogus\n}", 5, `unknown word "bogus" in tier "ip"; expected key, match, match_mode, clients, charge or dry_run`},
-		{"tier ip 5/s {\ntier user 5/s\n}", 5, `unknown word "tier" in tier "ip"; expected key, match, match_mode, clients, charge or dry_run`},
-		{"tier ip 5/s {\ntrusted_hops 1\n}", 5, `unknown word "trusted_hops" in tier "ip"; expected key, match, match_mode, clients, charge or dry_run`},
+		{"tier ip 5/s {\nbogus\n}", 5, `unknown word "bogus" in tier "ip"; expected key, match, match_mode, clients, share, charge or dry_run`},
+		{"tier ip 5/s {\ntier user 5/s\n}", 5, `unknown word "tier" in tier "ip"; expected key, match, match_mode, clients, share, charge or dry_run`},
+		{"tier ip 5/s {\ntrusted_hops 1\n}", 5, `unknown word "trusted_hops" in tier "ip"; expected key, match, match_mode, clients, share, charge or dry_run`},
 		{"tier ip 5/s {\nkey\n}", 5, `tier "ip": key needs at least one part`},
 		{"tier ip 5/s {\nkey a \"\"\n}", 5, `tier "ip": key has an empty part` + empty},
 		{"tier ip 5/s {\nkey a {\n}\n}", 5, `key takes no block`},

@@ -11,11 +11,12 @@ import (
 // rehearsal judges recorded requests by one handler, at the times recorded, and serves none of them. It serves one
 // goroutine.
 type rehearsal struct {
-	h    *Handler
-	rec  *record // of the last request
-	sc   scratch
-	deps [][]string // header fields that each tier's keys read
-	skip []int64    // what the tiers' meters had skipped before
+	h      *Handler
+	rec    *record // of the last request
+	sc     scratch
+	hidden hiddenTiers // of the last request
+	deps   [][]string  // header fields that each tier's keys read
+	skip   []int64     // what the tiers' meters had skipped before
 }
 
 // newRehearsal returns what judges requests as the handler does, and whether the handler is one of this module's.
@@ -83,7 +84,9 @@ func (s *rehearsal) Judge(q *replay.Query, v *replay.Verdict) error {
 		return nil
 	}
 	rec := s.begin(q)
-	rec.untold = s.untold(q)
+	if s.hidden = (hiddenTiers{keys: s.untold(q)}); s.hidden.keys != 0 {
+		rec.hidden = &s.hidden
+	}
 	sc := &s.sc
 	sc.clear()
 	out, err := rec.evaluate(q.Now, sc, (*Handler).take)
@@ -139,7 +142,7 @@ func (s *rehearsal) untold(q *replay.Query) uint64 {
 func (s *rehearsal) tell(v *replay.Verdict) {
 	v.RefusedBy = s.sc.decision.RefusedBy
 	for i, t := range s.h.tiers {
-		if s.rec.omitted&(1<<t.index) != 0 {
+		if s.hidden.concerned&(1<<t.index) != 0 {
 			v.Hidden = append(v.Hidden, i)
 		}
 	}

@@ -282,7 +282,11 @@ func (t *tierView) rows(table *textTable) {
 		case t.Limits[i].Exceeded:
 			verdict = "refuses"
 		}
-		table.add(slices.Concat([]string{name, key, t.Limits[i].name()}, t.Limits[i].cells(), []string{verdict})...)
+		limit := t.Limits[i].name()
+		if t.Share > 0 {
+			limit += fmt.Sprintf(" (%d%% share)", t.Share)
+		}
+		table.add(slices.Concat([]string{name, key, limit}, t.Limits[i].cells(), []string{verdict})...)
 		name, key = "", ""
 	}
 }

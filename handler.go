@@ -139,8 +139,8 @@ func (rec *record) claim(sc *scratch) error {
 		if err != nil || !concerned || rec.prev != nil && rec.wasSettled(t.name) {
 			continue
 		}
-		if rec.untold&(1<<t.index) != 0 {
-			rec.omitted |= 1 << t.index
+		if rec.hidden != nil && rec.hidden.keys&(1<<t.index) != 0 {
+			rec.hidden.concerned |= 1 << t.index
 			continue
 		}
 		claim := Claim{Tier: t.index, Identity: t.fixed, Hits: 1}
@@ -151,6 +151,14 @@ func (rec *record) claim(sc *scratch) error {
 					rec.h.noteSkipped(t)
 				case !t.spec.DryRun:
 					return caddyhttp.Error(http.StatusTooEarly, errEarlyData)
+				}
+				continue
+			}
+		}
+		if len(t.shares) > 0 {
+			if err := rec.lower(t, &claim); err != nil {
+				if !t.spec.DryRun {
+					return err
 				}
 				continue
 			}
@@ -221,7 +229,7 @@ func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
 // readRefusal takes the refusing tier's exhausted limit that ends last as the binding one.
 func (rec *record) readRefusal(t *tier, states []State) {
 	v := &rec.verdict
-	*v = verdict{refused: true, tier: t, now: v.now}
+	*v = verdict{refused: true, tier: t, quota: rec.quotaOf(t), now: v.now}
 	for j := range states {
 		if states[j].Exceeded && states[j].ResetAfter > v.left {
 			v.limit, v.used, v.left = int32(j), states[j].Used, states[j].ResetAfter
@@ -231,10 +239,10 @@ func (rec *record) readRefusal(t *tier, states []State) {
 
 // readServed takes a limit as the binding one if it leaves a smaller share than those before it.
 func (rec *record) readServed(t *tier, states []State) {
-	v := &rec.verdict
+	v, q := &rec.verdict, rec.quotaOf(t)
 	for j := range states {
-		if count := t.spec.Limits[j].Count; v.tier == nil || v.looser(max(0, count-states[j].Used), count) {
-			v.tier, v.limit, v.used, v.left = t, int32(j), states[j].Used, states[j].ResetAfter
+		if count := q.counts[j]; v.tier == nil || v.looser(max(0, count-states[j].Used), count) {
+			v.tier, v.quota, v.limit, v.used, v.left = t, q, int32(j), states[j].Used, states[j].ResetAfter
 		}
 	}
 }

@@ -31,8 +31,7 @@ type answer struct {
 	names         []string // of the fields, in order
 	exposeServed  []string // as browsers are to be told, in common spelling
 	exposeRefused []string
-	policies      []string // for each tier, its item of RateLimit-Policy
-	allPolicies   string   // of all tiers that are not dry
+	allPolicies   string // of all tiers that are not dry
 	body          bodyFormat
 	cors          *corsRules
 	jitter        int64
@@ -57,22 +56,21 @@ func compileAnswer(h *Handler) answer {
 	a.exposeRefused = append(slices.Clone(a.exposeServed), "Retry-After")
 	all := uint64(0)
 	for _, t := range h.tiers {
-		a.policies = append(a.policies, policyItems(t))
 		all |= 1 << t.index
 	}
-	a.allPolicies = a.joinPolicies(h.tiers, all)
+	a.allPolicies = joinPolicies(&record{h: h}, all)
 	return a
 }
 
 // tellsWhenServed tells whether served responses get fields.
 func (a *answer) tellsWhenServed() bool { return a.x || a.draft }
 
-// policyItems writes a tier's limits as items of RateLimit-Policy (draft-ietf-httpapi-ratelimit-headers-11, section 2):
+// policyItems writes a tier's limits, of which a request may use so much, as items of RateLimit-Policy (draft-ietf-httpapi-ratelimit-headers-11, section 2):
 // "ip";q=600;w=60. The window is left out unless it is whole seconds.
-func policyItems(t *tier) string {
+func policyItems(t *tier, counts []int64) string {
 	items := make([]string, len(t.spec.Limits))
 	for j, l := range t.spec.Limits {
-		items[j] = `"` + t.policies[j] + `";q=` + strconv.FormatInt(l.Count, 10)
+		items[j] = `"` + t.policies[j] + `";q=` + strconv.FormatInt(counts[j], 10)
 		if l.Window%time.Second == 0 {
 			items[j] += ";w=" + strconv.FormatInt(int64(l.Window/time.Second), 10)
 		}
@@ -80,23 +78,23 @@ func policyItems(t *tier) string {
 	return strings.Join(items, ", ")
 }
 
-// joinPolicies lists the policies of the tiers in a set, without the dry ones.
-func (a *answer) joinPolicies(tiers []*tier, set uint64) string {
-	items := make([]string, 0, len(tiers))
-	for i, t := range tiers {
+// joinPolicies lists the policies of the tiers in a set, without the dry ones, as they are for a request.
+func joinPolicies(rec *record, set uint64) string {
+	items := make([]string, 0, len(rec.h.tiers))
+	for i, t := range rec.h.tiers {
 		if set&(1<<i) != 0 && !t.spec.DryRun {
-			items = append(items, a.policies[i])
+			items = append(items, rec.quotaOf(t).policies)
 		}
 	}
 	return strings.Join(items, ", ")
 }
 
-// policy is the value of RateLimit-Policy for a request that these tiers judged.
-func (a *answer) policy(tiers []*tier, judged uint64) string {
-	if judged == 1<<len(tiers)-1 {
-		return a.allPolicies
+// policy is the value of RateLimit-Policy for a request that was judged.
+func (rec *record) policy() string {
+	if rec.shares == nil && rec.judged == 1<<len(rec.h.tiers)-1 {
+		return rec.h.answer.allPolicies
 	}
-	return a.joinPolicies(tiers, judged)
+	return joinPolicies(rec, rec.judged)
 }
 
 // fill writes the field values of a verdict.
@@ -109,12 +107,12 @@ func (rec *record) fill() {
 	}
 	n := 0
 	if a.x {
-		f.values[0], f.values[1] = v.tier.counts[v.limit], strconv.FormatInt(v.remaining(), 10)
+		f.values[0], f.values[1] = v.quota.texts[v.limit], strconv.FormatInt(v.remaining(), 10)
 		f.values[2], f.values[3] = v.tier.resets.text(v.reset()), v.tier.name
 		n = len(f.values)
 	}
 	if a.draft {
-		f.value(n)[0] = a.policy(rec.h.tiers, rec.judged)
+		f.value(n)[0] = rec.policy()
 		f.value(n + 1)[0] = v.rateLimit()
 	}
 	if cross {

@@ -45,20 +45,20 @@ type tierMatch struct {
 	certain [facets + 1]caddyhttp.MatcherSets
 }
 
-// compileMatch loads the matchers of a tier.
-func compileMatch(ctx caddy.Context, t *Tier) (tierMatch, error) {
-	m := tierMatch{literal: t.MatchMode == "literal"}
-	if len(t.MatcherSetsRaw) == 0 {
+// compileMatch loads the matchers of a tier or a share, which has them in its field MatcherSetsRaw.
+func compileMatch(ctx caddy.Context, owner any, raw caddyhttp.RawMatcherSets, mode string) (tierMatch, error) {
+	m := tierMatch{literal: mode == "literal"}
+	if len(raw) == 0 {
 		return m, nil
 	}
 	looks := make(map[string]facet) // by the name of the matcher, in any set
-	for _, set := range t.MatcherSetsRaw {
+	for _, set := range raw {
 		for name, raw := range set {
 			looks[name] |= m.study(name, raw)
 			m.looks |= looks[name]
 		}
 	}
-	loaded, err := ctx.LoadModule(t, "MatcherSetsRaw")
+	loaded, err := ctx.LoadModule(owner, "MatcherSetsRaw")
 	if err != nil {
 		return m, fmt.Errorf("match: %w", err)
 	}

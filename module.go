@@ -129,6 +129,7 @@ type Handler struct {
 
 	stackLabel string            // the stack as logs and metrics name it
 	matchText  map[string]string // the matchers of each tier, as configured
+	shareText  map[string]string // and its shares
 	storeText  string            // the store, as configured
 }
 
@@ -199,9 +200,9 @@ func (h *Handler) set(ctx caddy.Context, at location) error {
 
 // noteSharedText keeps what loading the modules takes away but handlers of one stack are compared by.
 func (h *Handler) noteSharedText() {
-	h.matchText = make(map[string]string)
+	h.matchText, h.shareText = make(map[string]string), make(map[string]string)
 	for _, t := range h.Tiers {
-		h.matchText[t.Name] = jsonText(t.MatcherSetsRaw)
+		h.matchText[t.Name], h.shareText[t.Name] = jsonText(t.MatcherSetsRaw), jsonText(t.Shares)
 	}
 	h.storeText = `{"backend":"memory"}`
 	if h.statesStore() {

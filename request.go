@@ -24,10 +24,9 @@ type record struct {
 	repl *caddy.Replacer
 	prev *record // of the stack that the request met before
 
-	judged  uint64 // the tiers, by index, that have had their say
-	settled uint64 // those of them that a later handler of the stack has not to ask again
-	untold  uint64 // tiers whose keys are not known, as of a log that does not tell them; they are not asked
-	omitted uint64 // those of them that concern the request
+	judged  uint64       // the tiers, by index, that have had their say
+	settled uint64       // those of them that a later handler of the stack has not to ask again
+	hidden  *hiddenTiers // nil: none
 	verdict verdict
 	dryTier *tier // the first dry one that would have refused
 
@@ -37,12 +36,20 @@ type record struct {
 	dryHeader bool // a dry tier that would have refused wants the response to tell
 	outcome   outcome
 
-	out fieldWriter
+	shares *[maxTiers]*quota // by tiers: of what the request may use less than the whole; nil: of none
+	out    fieldWriter
+}
+
+// hiddenTiers are tiers that cannot be asked, since a log does not tell their keys.
+type hiddenTiers struct {
+	keys      uint64 // the tiers by index
+	concerned uint64 // those of them that concern the request
 }
 
 // verdict is what was decided, in terms of the limit that binds: the refusing one, or the one with the least left.
 type verdict struct {
 	tier    *tier // nil if no tier applied that clients may know of
+	quota   *quota
 	limit   int32 // index of the binding limit in the tier
 	refused bool
 	used    int64
@@ -153,12 +160,11 @@ func (rec *record) placeholder(name string) (any, bool) {
 
 // text is what a placeholder says of a refusal.
 func (v *verdict) text(name string) string {
-	limit := v.tier.spec.Limits[v.limit]
 	switch name {
 	case "tier":
 		return v.tier.name
 	case "limit":
-		return strconv.FormatInt(limit.Count, 10)
+		return v.quota.texts[v.limit]
 	case "window":
 		return v.tier.windows[v.limit]
 	case "remaining":
@@ -178,8 +184,8 @@ func (rec *record) refusedBy() string {
 	return rec.verdict.tier.name
 }
 
-// count is the binding limit's count.
-func (v *verdict) count() int64 { return v.tier.spec.Limits[v.limit].Count }
+// count is the binding limit's count, of which the request may use so much.
+func (v *verdict) count() int64 { return v.quota.counts[v.limit] }
 
 // remaining is how many more requests the binding limit admits in this window, never negative.
 func (v *verdict) remaining() int64 { return max(0, v.count()-v.used) }

@@ -202,6 +202,8 @@ func TestF4SharedTierDefinition(t *testing.T) {
 		{"", "key a", "", "key a\nmatch /x", "match"},
 		{"", "key a\nmatch /x", "", "key a\nmatch /y", "match"},
 		{"", "key a", "", "key a\nclients ::1", "clients"},
+		{"", "key a\nshare 5% /x", "", "key a\nshare 6% /x", "share"},
+		{"", "key a\nshare 5% /x", "", "key a\nshare 5% /y", "share"},
 		{"", "key a\nclients ::1", "", "key a\nclients not ::1", "clients"},
 		{"", "key a", "", "key a\ncharge checked", "charge"},
 		{"", "key a", "charge checked", "key a", "charge"},

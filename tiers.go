@@ -47,6 +47,10 @@ type Tier struct {
 	// The clients that the tier does not concern, written likewise, also where they are in `clients`. Default: none.
 	NotClients []string `json:"not_clients,omitempty"`
 
+	// How much of the counts some requests may use, so that the rest stays for others. Of several shares the first that
+	// matches applies. Default: none, and every request may use all.
+	Shares []*Share `json:"shares,omitempty"`
+
 	// When the tier is charged: `served` or `checked`. Default: the stack's.
 	Charge string `json:"charge,omitempty"`
 
@@ -93,7 +97,6 @@ type tier struct {
 	name       string
 	spec       TierSpec
 	policies   []string   // names of the limits in structured fields: ip, ip.2
-	counts     []string   // the limits' counts as text
 	windows    []string   // the limits' windows in seconds as text
 	resets     *resetText // the end of the window as text
 	keys       []key
@@ -102,8 +105,10 @@ type tier struct {
 	usesClient bool
 	match      tierMatch
 	clients    tierClients
-	index      int    // in the claims' stack
-	skipped    string // kinds of warnings, as [stackRun.first] knows them
+	whole      quota
+	shares     []share // that may use less
+	index      int     // in the claims' stack
+	skipped    string  // kinds of warnings, as [stackRun.first] knows them
 	uncertain  string
 	longest    time.Duration // of the limits' windows
 	dryHeader  bool
@@ -127,7 +132,7 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		if keys[0].fixed {
 			c.fixed = keys[0].appendPrefix(nil)
 		}
-		if c.match, err = compileMatch(ctx, t); err != nil {
+		if c.match, err = compileMatch(ctx, t, t.MatcherSetsRaw, t.MatchMode); err != nil {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 		if c.clients, err = compileClients(t, h.topology.NAT64); err != nil {
@@ -143,9 +148,11 @@ func (h *Handler) compileTiers(ctx caddy.Context) error {
 		c.policies = policyNames(t)
 		c.dryHeader = t.DryRunHeader
 		for _, l := range t.Limits {
-			c.counts = append(c.counts, strconv.FormatInt(l.Count, 10))
 			c.windows = append(c.windows, decimalSeconds(time.Duration(l.Window)))
 			c.longest = max(c.longest, time.Duration(l.Window))
+		}
+		if err := c.compileShares(ctx, t); err != nil {
+			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 		h.tiers = append(h.tiers, c)
 	}
@@ -223,7 +230,7 @@ func (t *Tier) check() error {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 	}
-	if err := cmp.Or(checkClients("clients", t.Clients), checkClients("not_clients", t.NotClients)); err != nil {
+	if err := cmp.Or(checkClients("clients", t.Clients), checkClients("not_clients", t.NotClients), t.checkShares()); err != nil {
 		return fmt.Errorf("tier %q: %w", t.Name, err)
 	}
 	if t.DryRunHeader && !t.DryRun {
@@ -351,6 +358,8 @@ func sameTier(a, b *tierDefinition) string {
 		return "match_mode"
 	case a.clients != b.clients:
 		return "clients"
+	case a.shares != b.shares:
+		return "share"
 	case a.charge != b.charge:
 		return "charge"
 	case a.dryRun != b.dryRun || a.dryRunHeader != b.dryRunHeader:
@@ -365,9 +374,9 @@ func sameTier(a, b *tierDefinition) string {
 
 // tierDefinition is everything in which a tier must agree wherever its name appears in a named stack.
 type tierDefinition struct {
-	limits, keys, match, clients, charge, store string
-	dryRun, dryRunHeader, literal               bool
-	prefixes                                    clientip.Prefixes
+	limits, keys, match, clients, shares, charge, store string
+	dryRun, dryRunHeader, literal                       bool
+	prefixes                                            clientip.Prefixes
 }
 
 func (t *Tier) definition(h *Handler) *tierDefinition {
@@ -375,6 +384,7 @@ func (t *Tier) definition(h *Handler) *tierDefinition {
 		limits: jsonText(t.Limits),
 		keys:   jsonText(t.keyLines()),
 		match:  h.matchText[t.Name],
+		shares: h.shareText[t.Name],
 
 		literal: t.MatchMode == "literal",
 		clients: jsonText([2][]string{t.Clients, t.NotClients}),
