@@ -119,6 +119,7 @@ func (a *answer) unavailableBody(seconds int64) content {
 
 // writeBody writes a whole response. HEAD gets no body.
 func writeBody(w http.ResponseWriter, r *http.Request, status int, c content) error {
+	leaveBody(w, r)
 	header := w.Header()
 	delete(header, "Content-Length")
 	delete(header, "Content-Encoding")
