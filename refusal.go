@@ -1,12 +1,15 @@
 package tieredlimit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -37,7 +40,7 @@ func (h *Handler) refuse(w http.ResponseWriter, rec *record) error {
 	}
 	sc := scratchPool.Get().(*scratch)
 	defer sc.release()
-	c := h.answer.refusalBody(sc.text[:0], v)
+	c := h.answer.refusalBody(sc.text[:0], rec.r, v)
 	sc.text = c.body
 	return writeBody(w, rec.r, http.StatusTooManyRequests, c)
 }
@@ -60,7 +63,7 @@ type content struct {
 }
 
 // refusalBody appends the body that reports a refusal. Names of tiers need no escaping.
-func (a *answer) refusalBody(buf []byte, v *verdict) content {
+func (a *answer) refusalBody(buf []byte, r *http.Request, v *verdict) content {
 	format := a.body
 	if format == bodyChosen {
 		format = bodyProblem
@@ -74,7 +77,7 @@ func (a *answer) refusalBody(buf []byte, v *verdict) content {
 		buf = strconv.AppendInt(buf, v.count(), 10)
 		buf = append(buf, `,"retryAfter":`...)
 		buf = strconv.AppendInt(buf, seconds, 10)
-		return content{"application/json", append(buf, "}}]}"...)}
+		return content{graphQLType(r), append(buf, "}}]}"...)}
 	case bodyText:
 		buf = append(buf, `rate limit "`...)
 		buf = append(buf, v.tier.name...)
@@ -100,11 +103,28 @@ func (a *answer) refusalBody(buf []byte, v *verdict) content {
 	return content{"application/problem+json", append(buf, '}')}
 }
 
+// graphQLType is the media type of a GraphQL response that fails as a whole. Clients that ask for its own type take errors
+// with a status of 4xx or 5xx only in that (GraphQL over HTTP, section 6.4.2); others expect JSON.
+func graphQLType(r *http.Request) string {
+	for _, line := range r.Header["Accept"] {
+		for accepted := range strings.SplitSeq(line, ",") {
+			mediaType, params, err := mime.ParseMediaType(accepted)
+			if err != nil || mediaType != "application/graphql-response+json" {
+				continue
+			}
+			if q, err := strconv.ParseFloat(cmp.Or(params["q"], "1"), 64); err == nil && q > 0 {
+				return mediaType
+			}
+		}
+	}
+	return "application/json"
+}
+
 // unavailableBody writes the body that reports that nothing could be decided.
-func (a *answer) unavailableBody(seconds int64) content {
+func (a *answer) unavailableBody(r *http.Request, seconds int64) content {
 	switch a.body {
 	case bodyGraphQL:
-		return content{"application/json", fmt.Appendf(nil,
+		return content{graphQLType(r), fmt.Appendf(nil,
 			`{"errors":[{"message":"Service unavailable. Please retry later.","extensions":{"code":"SERVICE_UNAVAILABLE","retryAfter":%d}}]}`,
 			seconds)}
 	case bodyText:
@@ -199,6 +219,9 @@ func routesMatch(routes caddyhttp.RouteList, r *http.Request) bool {
 	return false
 }
 
+// errUndecided is what error routes are told of a store that could not decide. The log has the reason.
+var errUndecided = errors.New("rate limits cannot be checked at present")
+
 // undecided answers a request that the store could not decide: with 503, since the client has done nothing wrong, unless
 // the store's user asked to serve it.
 func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.Handler, err error) error {
@@ -217,9 +240,13 @@ func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.H
 		return next.ServeHTTP(w, rec.r)
 	}
 	header := w.Header()
+	rec.withdrawEarlier(header)
 	h.answer.setRefused(header, rec.r, seconds)
 	if _, cross := rec.r.Header["Origin"]; cross {
 		exposeFields(header, []string{"Retry-After"})
 	}
-	return writeBody(w, rec.r, http.StatusServiceUnavailable, h.answer.unavailableBody(seconds))
+	if h.answer.body == bodyChosen && h.wouldHandle(rec.r, http.StatusServiceUnavailable) {
+		return caddyhttp.Error(http.StatusServiceUnavailable, errUndecided)
+	}
+	return writeBody(w, rec.r, http.StatusServiceUnavailable, h.answer.unavailableBody(rec.r, seconds))
 }

@@ -1,8 +1,11 @@
 package tieredlimit
 
 import (
+	"errors"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
@@ -75,27 +78,76 @@ func (m *moreFields) expand(header http.Header) {
 	}
 }
 
-// shrink makes the field of the exposed names what it was, if it is still what expand has made it.
+// shrink makes the field of the exposed names what it was, as far as expand has changed it.
 func (m *moreFields) shrink(header http.Header) {
-	if m == nil || !isAlone(header[fieldExpose], m.merged) {
+	if m == nil || m.merged == nil {
 		return
 	}
-	delete(header, fieldExpose)
-	if m.before != nil {
-		header[fieldExpose] = m.before
+	others, ours := withoutOurs(header[fieldExpose], m.merged)
+	if !ours {
+		return
+	}
+	if others = append(slices.Clip(m.before), others...); len(others) > 0 {
+		header[fieldExpose] = others
+	} else {
+		delete(header, fieldExpose)
 	}
 }
 
-// remove takes the fields off again, if they are still ours.
+// withoutOurs is what is left of a field without the value that was put there first, and whether that is there: others may
+// have been appended to it.
+func withoutOurs(values []string, value *string) (others []string, ours bool) {
+	if len(values) == 0 || !isAlone(values, value) && (len(values) == 1 || values[0] != *value) {
+		return values, false
+	}
+	return values[1:], true
+}
+
+// remove takes the fields off again, as far as they are ours, for good.
 func (f *fieldWriter) remove(header http.Header) {
-	names := f.answer.names
+	f.withdraw(header)
 	f.answer = nil
+}
+
+// withdraw takes the fields off again, as far as they are ours.
+func (f *fieldWriter) withdraw(header http.Header) {
 	f.more.shrink(header)
-	for i, name := range names {
-		if isAlone(header[name], &f.value(i)[0]) {
+	for i, name := range f.answer.names {
+		switch others, ours := withoutOurs(header[name], &f.value(i)[0]); {
+		case !ours:
+		case len(others) > 0:
+			header[name] = others
+		default:
 			delete(header, name)
 		}
 	}
+}
+
+// yield leaves a refusal that is not the stack's to whoever made it, if that tells of a limit: the fields of this one would
+// speak of another.
+func (f *fieldWriter) yield(status int) {
+	if f.answer == nil || f.answer == dryRunAnswer || status != http.StatusTooManyRequests && status != http.StatusServiceUnavailable {
+		return
+	}
+	header := f.Header()
+	f.withdraw(header)
+	if tellsLimit(header) {
+		f.answer = nil
+	}
+}
+
+// tellsLimit reports whether a response has fields that tell of a rate limit.
+func tellsLimit(header http.Header) bool {
+	for name := range header {
+		if name == fieldDryRun {
+			continue
+		}
+		if name == "Retry-After" || strings.HasPrefix(name, "X-Ratelimit") || strings.HasPrefix(name, "X-Rate-Limit") ||
+			strings.HasPrefix(name, "Ratelimit") {
+			return true
+		}
+	}
+	return false
 }
 
 // earlierWins reports whether an earlier stack's fields win over this one's: it refused, or leaves no larger share.
@@ -130,14 +182,23 @@ func (rec *record) serveWithFields(w http.ResponseWriter, next caddyhttp.Handler
 	rec.out.ResponseWriter = w
 	rec.out.set(w.Header())
 	err := next.ServeHTTP(&rec.out, rec.r)
+	var failed caddyhttp.HandlerError
+	if err != nil && errors.As(err, &failed) {
+		rec.out.yield(failed.StatusCode)
+	}
 	rec.out.settle() // a handler may leave the status to the server, or to error routes
 	return err
 }
 
-// WriteHeader puts the fields in place at the first final status. 101 is final; other 1xx are not.
+// WriteHeader puts the fields in place at the first final status. 101 is final; other 1xx are not, and have none of ours.
 func (f *fieldWriter) WriteHeader(status int) {
-	if status >= 200 || status == http.StatusSwitchingProtocols {
+	switch {
+	case status >= 200 || status == http.StatusSwitchingProtocols:
+		f.yield(status)
 		f.settle()
+	case f.answer != nil:
+		f.withdraw(f.Header())
+		defer func() { f.set(f.Header()) }()
 	}
 	f.ResponseWriter.WriteHeader(status)
 }
