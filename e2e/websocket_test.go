@@ -89,7 +89,8 @@ func TestWebSocketByExtendedConnect(t *testing.T) {
 					}
 					reverse_proxy %s
 				}`, port, certFile, keyFile, always, method, upstream), "GODEBUG=http2xconnect=1")
-			over := map[string]http.RoundTripper{ // the client of net/http lets no field pass whose name begins with a colon
+			over := map[string]http.RoundTripper{ // clients that let a field pass whose name begins with a colon
+				//lint:ignore SA1019 net/http's own transport lets no such field pass
 				"h2": &http2.Transport{TLSClientConfig: trust.Clone()},
 				"h3": clientOverQUIC(t, "127.0.0.1", trust).Transport,
 			}

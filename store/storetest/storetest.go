@@ -68,7 +68,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store, options ...Option) {
 	for _, option := range options {
 		option(s)
 	}
-	for _, rule := range rules {
+	for _, rule := range slices.Concat(rules, claimRules) {
 		if s.maxKeys > 0 {
 			break
 		}
