@@ -44,7 +44,7 @@ func TestA1HandleErrorsMayReplaceTheAnswer(t *testing.T) {
 	}
 }`)
 	w := e.send(request{})
-	assert.Equal(t, "served tier=<> client=<203.0.113.1>", w.Body.String())
+	assert.Equal(t, "served tier=<ip> client=<203.0.113.1>", w.Body.String())
 	e.send(request{})
 	w = e.send(request{}.with("Origin", appOrigin))
 	assert.Equal(t, 503, w.Code)

@@ -46,7 +46,7 @@ type directiveParser struct {
 //		exempt_clients   <cidr>...
 //		preflight        exempt|count
 //		headers          x-ratelimit|draft-11... | none
-//		body             problem|graphql|text|none
+//		body             problem|graphql|grpc|text|none
 //		cors             <origin>... | * [{
 //			credentials
 //		}]
@@ -93,7 +93,7 @@ func (p *directiveParser) parseSubdirective() error {
 		"exempt_clients": p.parseExemptClients,
 		"preflight":      func() error { return p.parseWord(&p.handler.Preflight, "exempt", "count") },
 		"headers":        p.parseHeaders,
-		"body":           func() error { return p.parseWord(&p.handler.Body, "problem", "graphql", "text", "none") },
+		"body":           func() error { return p.parseWord(&p.handler.Body, "problem", "graphql", "grpc", "text", "none") },
 		"cors":           p.parseCORS,
 		"jitter":         p.parseJitter,
 		"log_keys":       func() error { return p.parseFlag(&p.handler.LogKeys) },

@@ -79,8 +79,8 @@ type Handler struct {
 	// draft-ietf-httpapi-ratelimit-headers), both, or `none`. Default: `x-ratelimit`.
 	Headers []string `json:"headers,omitempty"`
 
-	// The body of a refusal: `problem` (RFC 9457), `graphql`, `text` or `none`. Default: the server's error routes if
-	// one of them would handle a 429 for the request, else `problem`.
+	// The body of a refusal: `problem` (RFC 9457), `graphql`, `grpc`, `text` or `none`. Default: the server's error
+	// routes if one of them would handle a 429 for the request, else `grpc` for gRPC calls, else `problem`.
 	Body string `json:"body,omitempty"`
 
 	// Which origins may read a refusal from a browser. An upstream that does CORS itself never sees a refused request.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -553,23 +554,22 @@ func TestReadmeMetrics(t *testing.T) {
 // The placeholders in the README's table are there when it says so.
 func TestReadmePlaceholders(t *testing.T) {
 	rows := readmetest.Rows(t, readme, "| placeholder ")
-	require.Len(t, rows, 6)
-	want := map[string]string{
+	require.Len(t, rows, 7)
+	served := map[string]string{
 		"{http.tiered_limit.client_ip}": "203.0.113.1", "{http.tiered_limit.tier}": "ip", "{http.tiered_limit.limit}": "5",
-		"{http.tiered_limit.window}": "60", "{http.tiered_limit.remaining}": "0", "{http.tiered_limit.retry_after}": "60",
+		"{http.tiered_limit.window}": "60", "{http.tiered_limit.remaining}": "4", "{http.tiered_limit.reset}": "60",
+		"{http.tiered_limit.retry_after}": "",
 	}
+	refused := maps.Clone(served)
+	refused["{http.tiered_limit.remaining}"], refused["{http.tiered_limit.retry_after}"] = "0", "60"
 	for _, row := range rows {
 		name := readmetest.Spans(row[0])[0]
 		e := newEdge(t, ":8080 {\ntiered_limit {\ntrusted_hops 0\ntier ip 5/m\n}\n"+
 			"respond "+name+"\nhandle_errors {\nrespond "+name+"\n}\n}")
-		served := e.send(request{}).Body.String()
+		assert.Equal(t, served[name], e.send(request{}).Body.String(), name)
 		e.served(4, request{})
-		assert.Equal(t, want[name], e.send(request{}).Body.String(), name)
-		if row[1] == "after a refusal" {
-			assert.Empty(t, served, name)
-		} else {
-			assert.Equal(t, want[name], served, name)
-		}
+		assert.Equal(t, refused[name], e.send(request{}).Body.String(), name)
+		assert.Equal(t, row[1] == "after a refusal", served[name] == "", name)
 		e.close() // and forget the counters
 	}
 }

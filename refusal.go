@@ -24,6 +24,7 @@ const (
 	bodyProblem bodyFormat = "problem"
 	bodyGraphQL bodyFormat = "graphql"
 	bodyText    bodyFormat = "text"
+	bodyGRPC    bodyFormat = "grpc"
 	bodyNone    bodyFormat = "none"
 )
 
@@ -40,6 +41,10 @@ func (h *Handler) refuse(w http.ResponseWriter, rec *record) error {
 	}
 	sc := scratchPool.Get().(*scratch)
 	defer sc.release()
+	if h.answer.speaksGRPC(rec.r) {
+		sc.text = v.appendText(sc.text[:0])
+		return writeGRPC(w, grpcResourceExhausted, sc.text)
+	}
 	c := h.answer.refusalBody(sc.text[:0], rec.r, v)
 	sc.text = c.body
 	return writeBody(w, rec.r, http.StatusTooManyRequests, c)
@@ -64,12 +69,8 @@ type content struct {
 
 // refusalBody appends the body that reports a refusal. Names of tiers need no escaping.
 func (a *answer) refusalBody(buf []byte, r *http.Request, v *verdict) content {
-	format := a.body
-	if format == bodyChosen {
-		format = bodyProblem
-	}
 	seconds := v.retryAfter()
-	switch format {
+	switch a.body {
 	case bodyGraphQL:
 		buf = append(buf, `{"errors":[{"message":"Too many requests. Please retry later.","extensions":{"code":"RATE_LIMITED","tier":"`...)
 		buf = append(buf, v.tier.name...)
@@ -79,11 +80,7 @@ func (a *answer) refusalBody(buf []byte, r *http.Request, v *verdict) content {
 		buf = strconv.AppendInt(buf, seconds, 10)
 		return content{graphQLType(r), append(buf, "}}]}"...)}
 	case bodyText:
-		buf = append(buf, `rate limit "`...)
-		buf = append(buf, v.tier.name...)
-		buf = append(buf, `" reached, retry in `...)
-		buf = strconv.AppendInt(buf, seconds, 10)
-		return content{"text/plain; charset=utf-8", append(buf, " s\n"...)}
+		return content{"text/plain; charset=utf-8", append(v.appendText(buf), '\n')}
 	case bodyNone:
 		return content{body: buf}
 	}
@@ -101,6 +98,15 @@ func (a *answer) refusalBody(buf []byte, r *http.Request, v *verdict) content {
 	buf = append(buf, `"],"retry-after":`...)
 	buf = strconv.AppendInt(buf, seconds, 10)
 	return content{"application/problem+json", append(buf, '}')}
+}
+
+// appendText appends a refusal as one line says it to people.
+func (v *verdict) appendText(buf []byte) []byte {
+	buf = append(buf, `rate limit "`...)
+	buf = append(buf, v.tier.name...)
+	buf = append(buf, `" reached, retry in `...)
+	buf = strconv.AppendInt(buf, v.retryAfter(), 10)
+	return append(buf, " s"...)
 }
 
 // graphQLType is the media type of a GraphQL response that fails as a whole. Clients that ask for its own type take errors
@@ -128,13 +134,18 @@ func (a *answer) unavailableBody(r *http.Request, seconds int64) content {
 			`{"errors":[{"message":"Service unavailable. Please retry later.","extensions":{"code":"SERVICE_UNAVAILABLE","retryAfter":%d}}]}`,
 			seconds)}
 	case bodyText:
-		return content{"text/plain; charset=utf-8", fmt.Appendf(nil, "service unavailable, retry in %d s\n", seconds)}
+		return content{"text/plain; charset=utf-8", append(unavailableText(seconds), '\n')}
 	case bodyNone:
 		return content{}
 	}
 	return content{"application/problem+json", fmt.Appendf(nil,
 		`{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"Rate limits cannot be checked at present. Retry in %d s."}`,
 		seconds)}
+}
+
+// unavailableText says in one line for people that nothing could be decided.
+func unavailableText(seconds int64) []byte {
+	return fmt.Appendf(nil, "service unavailable, retry in %d s", seconds)
 }
 
 // writeBody writes a whole response. HEAD gets no body.
@@ -247,6 +258,9 @@ func (h *Handler) undecided(w http.ResponseWriter, rec *record, next caddyhttp.H
 	}
 	if h.answer.body == bodyChosen && h.wouldHandle(rec.r, http.StatusServiceUnavailable) {
 		return caddyhttp.Error(http.StatusServiceUnavailable, errUndecided)
+	}
+	if h.answer.speaksGRPC(rec.r) {
+		return writeGRPC(w, grpcUnavailable, unavailableText(seconds))
 	}
 	return writeBody(w, rec.r, http.StatusServiceUnavailable, h.answer.unavailableBody(rec.r, seconds))
 }

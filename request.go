@@ -132,8 +132,8 @@ func (rec *record) replacer() *caddy.Replacer { return rec.repl }
 
 func (rec *record) unknownPlaceholder(name string) { rec.h.warnUnknownPlaceholder(name) }
 
-// placeholder answers for {http.tiered_limit.*}: the client address where the topology is stated, the rest after a
-// refusal. What has no value is empty. Of several stacks the latest that has a value gives it.
+// placeholder answers for {http.tiered_limit.*}: the client address where the topology is stated, and the limit that
+// binds where the request was judged. What has no value is empty.
 func (rec *record) placeholder(name string) (any, bool) {
 	name, ours := strings.CutPrefix(name, "http.tiered_limit.")
 	if !ours {
@@ -147,18 +147,33 @@ func (rec *record) placeholder(name string) (any, bool) {
 			}
 		}
 		return "", true
-	case "tier", "limit", "window", "remaining", "retry_after":
-		for p := rec.newest(); p != nil; p = p.prev {
-			if p.verdict.refused && !p.h.DryRun {
-				return p.verdict.text(name), true
-			}
+	case "tier", "limit", "window", "remaining", "reset", "retry_after":
+		if v := rec.binding(); v != nil {
+			return v.text(name), true
 		}
 		return "", true
 	}
 	return nil, false
 }
 
-// text is what a placeholder says of a refusal.
+// binding is the verdict that clients are told of: that of the stack that refused, else the one that leaves the smallest
+// share of its limit, the first of equals. It is nil if there is none.
+func (rec *record) binding() *verdict {
+	var binding *verdict
+	for p := rec.newest(); p != nil; p = p.prev {
+		v := &p.verdict
+		switch {
+		case p.h.DryRun || v.tier == nil:
+		case v.refused:
+			return v
+		case binding == nil || !binding.tighter(v):
+			binding = v
+		}
+	}
+	return binding
+}
+
+// text is what a placeholder says of a verdict.
 func (v *verdict) text(name string) string {
 	switch name {
 	case "tier":
@@ -169,6 +184,11 @@ func (v *verdict) text(name string) string {
 		return v.tier.windows[v.limit]
 	case "remaining":
 		return strconv.FormatInt(v.remaining(), 10)
+	case "reset":
+		return strconv.FormatInt(ceilSeconds(v.left), 10)
+	}
+	if !v.refused {
+		return ""
 	}
 	return strconv.FormatInt(v.retryAfter(), 10)
 }

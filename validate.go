@@ -104,7 +104,7 @@ func (h *Handler) checkAnswer() error {
 	}{
 		{"charge", h.Charge, []string{"served", "checked"}},
 		{"preflight", h.Preflight, []string{"exempt", "count"}},
-		{"body", h.Body, []string{"problem", "graphql", "text", "none"}},
+		{"body", h.Body, []string{"problem", "graphql", "grpc", "text", "none"}},
 	} {
 		if c.value == "" {
 			continue
