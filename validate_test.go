@@ -66,7 +66,7 @@ func TestJSONMistakes(t *testing.T) {
 		// How it charges and answers.
 		{`"charge":"always",` + tier, `charge "always" is not one of served, checked`},
 		{`"preflight":"no",` + tier, `preflight "no" is not one of exempt, count`},
-		{`"body":"html",` + tier, `body "html" is not one of problem, graphql, text, none`},
+		{`"body":"html",` + tier, `body "html" is not one of problem, graphql, grpc, text, none`},
 		{`"headers":["draft-7"],` + tier, `headers "draft-7" is not one of x-ratelimit, draft-11, none`},
 		{`"headers":["none","draft-11"],` + tier, `headers none cannot stand beside other sets`},
 		{`"headers":["draft-11","draft-11"],` + tier, `headers names "draft-11" twice`},
