@@ -28,7 +28,9 @@ type App struct {
 	stacks   map[string]*stackRun
 	servers  map[*caddyhttp.Server]*liveServer
 	defined  map[stackTier]*tierDefinition
-	handlers map[*Handler]int // in which order they came
+	handlers map[*Handler]int           // in which order they came
+	inside   map[*caddyhttp.Route][]any // what leads to handlers in a route, in order; for [App.numberIn]
+	places   map[*Handler]place         // of unnamed stacks that limit
 	arrived  int
 }
 
@@ -68,6 +70,8 @@ func (a *App) Provision(caddy.Context) error {
 	a.servers = make(map[*caddyhttp.Server]*liveServer)
 	a.defined = make(map[stackTier]*tierDefinition)
 	a.handlers = make(map[*Handler]int)
+	a.inside = make(map[*caddyhttp.Route][]any)
+	a.places = make(map[*Handler]place)
 	return nil
 }
 

@@ -241,7 +241,7 @@ func (h *Handler) compile(ctx caddy.Context, at location) error {
 	if err := h.app.define(h); err != nil {
 		return err
 	}
-	h.warnAtLoad(ctx)
+	h.warnAtLoad(h.findPlace(ctx))
 	return nil
 }
 

@@ -110,6 +110,7 @@ type tier struct {
 	index      int     // in the claims' stack
 	skipped    string  // kinds of warnings, as [stackRun.first] knows them
 	uncertain  string
+	later      string        // what is said of a key that is set behind the handler
 	longest    time.Duration // of the limits' windows
 	dryHeader  bool
 	log        *refusalLog

@@ -11,7 +11,7 @@ import (
 )
 
 // warnAtLoad reports, once per configuration and kind, what will not do what its writer may expect.
-func (h *Handler) warnAtLoad(ctx caddy.Context) {
+func (h *Handler) warnAtLoad(p place) {
 	switch h.mode {
 	case modeOff:
 		return
@@ -28,7 +28,9 @@ func (h *Handler) warnAtLoad(ctx caddy.Context) {
 	}
 	h.warnStrictness()
 	h.warnSingleAddress()
-	h.warnAddressMatchers(ctx)
+	h.warnAddressMatchers(p)
+	h.warnOrder(p)
+	h.warnApart(p)
 	if h.exempt.everything() {
 		h.logger.Warn("exempt or exempt_clients exempts every request, so nothing is limited", zap.String("stack", h.stackLabel))
 	}

@@ -92,12 +92,12 @@ func (h *Handler) misled(m addressMatcher) string {
 }
 
 // warnAddressMatchers reports matchers by address that are misled, of the tiers and of the routes around the handler.
-func (h *Handler) warnAddressMatchers(ctx caddy.Context) {
+func (h *Handler) warnAddressMatchers(p place) {
 	for _, t := range h.tiers {
 		h.warnAddressMatcher("match of the tier", t.name, t.match.sets)
 	}
-	for _, route := range enclosingRoutes(ctx, h.server) {
-		h.warnAddressMatcher("matcher in front of tiered_limit", "", route.MatcherSets)
+	for i := range p {
+		h.warnAddressMatcher("matcher in front of tiered_limit", "", p[i].route().MatcherSets)
 	}
 }
 
@@ -116,23 +116,4 @@ func (h *Handler) warnAddressMatcher(where, tier string, sets caddyhttp.MatcherS
 		h.logger.Warn("the "+where+" goes by "+string(m)+", which "+why+": requests may be limited that should not be, or not limited "+
 			"that should be. "+cure+", which go by the client as tiered_limit finds it", fields...)
 	}
-}
-
-// enclosingRoutes lists the routes that the handler being provisioned stands in, from the outermost. In each list it is the
-// first that still has its raw handlers (see [currentRoute]). Of named routes it is not known which it is.
-func enclosingRoutes(ctx caddy.Context, server *caddyhttp.Server) []*caddyhttp.Route {
-	var list []*caddyhttp.Route
-	if route, _ := currentRoute(server); route != nil {
-		list = append(list, route)
-	}
-	for _, module := range ctx.Modules() {
-		sub, ok := module.(*caddyhttp.Subroute)
-		if !ok {
-			continue
-		}
-		if i := slices.IndexFunc(sub.Routes, func(r caddyhttp.Route) bool { return r.HandlersRaw != nil }); i >= 0 {
-			list = append(list, &sub.Routes[i])
-		}
-	}
-	return list
 }

@@ -76,7 +76,9 @@ func (h *Handler) noteSkipped(t *tier) {
 	}
 	text := "every key of a tier is empty for a request, so the tier does not limit it; callers can leave a key out on " +
 		"purpose, and a further key line, such as {" + clientPlaceholder + "}, catches them"
-	if slices.ContainsFunc(t.keys, key.usesAuth) {
+	if t.later != "" {
+		text += t.later
+	} else if slices.ContainsFunc(t.keys, key.usesAuth) {
 		text += "; {http.auth.*} is known only behind an authentication handler, and tiered_limit runs before basic_auth " +
 			"by default: put both into a route block, the authentication first, or change the order"
 	}
