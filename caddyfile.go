@@ -34,7 +34,7 @@ type directiveParser struct {
 //		ipv6_prefix      <bits>
 //		nat64_prefix     <cidr>...
 //		tier <name> <count>/<window>...|off {
-//			key      <part>...
+//			key      [fold] <part>...
 //			match    @name | <matcher> <args...> | { <matchers> }
 //			clients  [not] <cidr>...
 //			share    <percent> <matcher>
@@ -70,7 +70,7 @@ func parseDirective(helper httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, e
 	}
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
 		if err := p.parseSubdirective(); err != nil {
-			return nil, err
+			return nil, cureEnvironment(err)
 		}
 	}
 	if err := p.handler.check(); err != nil {

@@ -76,6 +76,6 @@ func checkClients(field string, list []string) error {
 	if err := noneTwice(field, list); err != nil {
 		return err
 	}
-	_, err := parseClients(field, list, nil)
+	_, err := parseClients(field, withoutPlaceholders(list), nil)
 	return err
 }

@@ -105,7 +105,7 @@ func TestBadClientsAreRefused(t *testing.T) {
 		"clients not 10.0.0.1\nclients not 10.0.0.2":   `tier "x": clients not is given twice, at Caddyfile:5`,
 		"clients 10.0.0.1 not 10.0.0.2":                `tier "x": clients: "not" is neither`,
 		"clients not 10.0.0.1 private_ranges not":      `tier "x": clients not: "not" is neither`,
-		"clients {http.request.header.X-Client-Range}": `tier "x": clients: "{http.request.header.X-Client-Range}" is neither`,
+		"clients {http.request.header.X-Client-Range}": `tier "x": clients: "{http.request.header.X-Client-Range}": only placeholders that have a value at load can be used`,
 	} {
 		_, err := tryLoad(t, ":8080 {\ntiered_limit bad-clients {\ntier x 1/m {\n"+lines+"\nkey a\n}\n}\n}")
 		assert.ErrorContains(t, err, want, lines)

@@ -571,6 +571,7 @@ var exampleTopologies = map[string]struct {
 	"json":              {0, directWay},
 	"per-route":         {0, directWay},
 	"per-user":          {0, directWay},
+	"forward-auth":      {0, directWay},
 	"shared":            {0, directWay},
 	"graphql":           {1, appendingWay("10.0.0.%d:1", "")},
 	"one-load-balancer": {1, appendingWay("10.0.0.%d:1", "")},

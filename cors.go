@@ -31,6 +31,9 @@ func (c *CORS) check() error {
 		if slices.Contains(c.Origins[:i], o) {
 			return fmt.Errorf("cors names %q twice", o)
 		}
+		if isPlaceholder(o) {
+			continue
+		}
 		if o == "*" {
 			if len(c.Origins) > 1 {
 				return errors.New("cors * cannot stand beside other origins")

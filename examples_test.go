@@ -30,6 +30,7 @@ var exampleChecks = map[string]func(t *testing.T, text string){
 	"per-route":         checkPerRoute,
 	"graphql":           checkGraphQL,
 	"per-user":          checkPerUser,
+	"forward-auth":      checkForwardAuth,
 	"shared":            checkShared,
 	"dry-run":           checkDryRun,
 	"replicas":          checkReplicas,
@@ -337,6 +338,29 @@ func checkPerUser(t *testing.T, text string) {
 		assert.Equal(t, http.StatusUnauthorized, status)
 	}
 	assert.Equal(t, "ip", refusedBy(t, e, guess))
+	assert.Empty(t, e.logs.lines("warn", ""))
+}
+
+func checkForwardAuth(t *testing.T, text string) {
+	e := newExample(t, text)
+	as := func(user, peer string) request {
+		return request{listen: ":8080", peer: peer}.with("Authorization", "Bearer token-of-"+user).with("Remote-User", "mallory")
+	}
+	alice := as("alice", "198.51.100.1:1")
+	assert.Equal(t, "hello alice", e.send(alice).Body.String())
+	assert.Equal(t, 19, e.served(25, alice))
+	assert.Equal(t, "user", refusedBy(t, e, alice))
+	assert.Equal(t, "user", refusedBy(t, e, as("alice", "198.51.100.2:1")), "from elsewhere")
+	bob := as("bob", "198.51.100.1:1")
+	bob.method = http.MethodPost
+	assert.Equal(t, 3, e.served(4, bob), "behind the same address")
+	assert.Equal(t, "write", refusedBy(t, e, bob))
+
+	nobody := request{listen: ":8080", peer: "198.51.100.3:1"}.with("Remote-User", "alice")
+	for _, status := range e.statuses(60, nobody) {
+		assert.Equal(t, http.StatusUnauthorized, status)
+	}
+	assert.Equal(t, "ip", refusedBy(t, e, nobody), "the authentication service is not asked any more")
 	assert.Empty(t, e.logs.lines("warn", ""))
 }
 

@@ -52,6 +52,7 @@ const maxPart = 256
 type segment struct {
 	kind segmentKind
 	text string // the literal, the name of the header field, parameter or cookie, or that of the placeholder
+	fold bool   // the part that it stands in is folded
 }
 
 type segmentKind uint8
@@ -89,28 +90,12 @@ func compileKeys(t *Tier, masks clientip.Prefixes, probe *placeholderProbe) ([]k
 	keys := make([]key, 0, len(lines))
 	usesClient := false
 	for i, line := range lines {
-		k := key{ordinal: byte(i), fixed: true}
-		for _, part := range line {
-			segments, err := parsePart(part)
-			if err != nil {
-				return nil, fmt.Errorf("key part %q: %w", part, err)
-			}
-			for _, s := range segments {
-				if s.kind == segmentLiteral {
-					continue
-				}
-				if err := probe.check(s.name()); err != nil {
-					return nil, fmt.Errorf("key part %q: %w", part, err)
-				}
-				k.fixed = false
-				k.usesClient = k.usesClient || s.kind == segmentClient
-				k.usesAddress = k.usesAddress || s.isAddress()
-				k.captured = k.captured || strings.HasPrefix(s.name(), "http.regexp.")
-			}
-			k.parts = append(k.parts, segments)
+		k, err := compileKey(line, probe)
+		if err != nil {
+			return nil, err
 		}
+		k.ordinal = byte(i)
 		usesClient = usesClient || k.usesClient
-		k.client, k.grouped = k.placeOfClient()
 		keys = append(keys, k)
 	}
 	definition, err := json.Marshal(lines)
@@ -125,6 +110,39 @@ func compileKeys(t *Tier, masks clientip.Prefixes, probe *placeholderProbe) ([]k
 		copy(keys[i].digest[:], sum[:])
 	}
 	return keys, nil
+}
+
+// compileKey compiles one key of a tier.
+func compileKey(line []string, probe *placeholderProbe) (key, error) {
+	k := key{fixed: true}
+	fold, line := cutFold(line)
+	for _, part := range line {
+		segments, err := parsePart(part)
+		if err == nil && fold {
+			err = foldSegments(segments)
+		}
+		if err != nil {
+			return k, fmt.Errorf("key part %q: %w", part, err)
+		}
+		for _, s := range segments {
+			if s.kind == segmentLiteral {
+				continue
+			}
+			if err := probe.check(s.name()); err != nil {
+				return k, fmt.Errorf("key part %q: %w", part, err)
+			}
+			k.fixed = false
+			k.usesClient = k.usesClient || s.kind == segmentClient
+			k.usesAddress = k.usesAddress || s.isAddress()
+			k.captured = k.captured || strings.HasPrefix(s.name(), "http.regexp.")
+		}
+		k.parts = append(k.parts, segments)
+	}
+	if fold && k.fixed {
+		return k, fmt.Errorf("key %q has nothing to fold: it is the same text for every request", strings.Join(line, " "))
+	}
+	k.client, k.grouped = k.placeOfClient()
+	return k, nil
 }
 
 // parsePart splits a part at its placeholders, with Caddy's escapes: \{ and \} are literal braces.
@@ -242,6 +260,9 @@ func (k *key) appendIdentity(buf []byte, src keySource) ([]byte, presence) {
 			}
 			found = found.add(p)
 		}
+		if part[0].fold {
+			buf = foldText(buf, start+4)
+		}
 		buf = closePart(buf, start)
 	}
 	return buf, found
@@ -280,10 +301,13 @@ func closePart(buf []byte, start int) []byte {
 // appendTexts appends the identity that parts with these values have under the key.
 func (k *key) appendTexts(buf []byte, parts []string) []byte {
 	buf = k.appendPrefix(buf)
-	for _, text := range parts {
+	for i, text := range parts {
 		start := len(buf)
-		buf = append(buf, 0, 0, 0, 0)
-		buf = closePart(append(buf, text...), start)
+		buf = append(append(buf, 0, 0, 0, 0), text...)
+		if k.parts[i][0].fold {
+			buf = foldText(buf, start+4)
+		}
+		buf = closePart(buf, start)
 	}
 	return buf
 }
@@ -297,9 +321,9 @@ func (s *segment) appendValue(buf []byte, src keySource) ([]byte, presence) {
 	case segmentClient:
 		return src.appendClient(buf), present
 	case segmentHeader:
-		return appendHeader(buf, src.request().Header[s.text], s.text)
+		return appendHeader(buf, src.request().Header[s.text], s.text, s.fold)
 	case segmentQuery:
-		return appendQuery(buf, src.request().URL.RawQuery, s.text)
+		return appendQuery(buf, src.request().URL.RawQuery, s.text, s.fold)
 	case segmentCookie:
 		return appendCookie(buf, src.request().Header["Cookie"], s.text)
 	}
@@ -337,9 +361,9 @@ func (s *segment) appendPlaceholder(buf []byte, src keySource) []byte {
 func (s *segment) appendText(buf []byte, text string) ([]byte, bool) {
 	switch s.kind {
 	case segmentHeader:
-		return headerWriter(s.text)(buf, text)
+		return headerWriter(s.text, s.fold)(buf, text)
 	case segmentQuery:
-		return appendDecoded(buf, text)
+		return paramWriter(s.fold)(buf, text)
 	case segmentCookie:
 		return appendCookieValue(buf, text)
 	case segmentHost:

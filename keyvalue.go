@@ -41,7 +41,7 @@ type valueReader struct {
 }
 
 // add takes a further value, appended by write, and reports false if it differs from the first or cannot be read.
-func (v *valueReader) add(write func(buf []byte, text string) ([]byte, bool), text string) bool {
+func (v *valueReader) add(write valueWriter, text string) bool {
 	at := len(v.buf)
 	buf, ok := write(v.buf, text)
 	v.buf = buf
@@ -70,7 +70,7 @@ func (v *valueReader) result(certain bool) ([]byte, presence) {
 
 // appendHeader appends the value of a header field. Several lines with different values are uncertain. Fields that only
 // differ in an underscore or a dot in place of a hyphen are the same to some servers, but Caddy drops these.
-func appendHeader(buf []byte, lines []string, name string) ([]byte, presence) {
+func appendHeader(buf []byte, lines []string, name string, fold bool) ([]byte, presence) {
 	if len(lines) == 0 {
 		return buf, absent
 	}
@@ -78,7 +78,7 @@ func appendHeader(buf []byte, lines []string, name string) ([]byte, presence) {
 		return append(buf, lines[0]...), present
 	}
 	v := valueReader{buf: buf, start: len(buf)}
-	write := headerWriter(name)
+	write := headerWriter(name, fold)
 	for _, line := range lines {
 		if !v.add(write, line) {
 			return v.result(false)
@@ -87,13 +87,31 @@ func appendHeader(buf []byte, lines []string, name string) ([]byte, presence) {
 	return v.result(true)
 }
 
-// headerWriter is what appends a value of a field.
-func headerWriter(name string) func([]byte, string) ([]byte, bool) {
-	if areCredentials(name) {
+// valueWriter appends a value in the form in which it is compared, and reports false for one that cannot be read with
+// certainty.
+type valueWriter func(buf []byte, text string) ([]byte, bool)
+
+// headerWriter is what appends a value of a field. One that is folded may have blanks of any kind around it.
+func headerWriter(name string, fold bool) valueWriter {
+	switch {
+	case areCredentials(name):
 		return appendCredentials
+	case fold:
+		return appendAny
 	}
 	return appendTrimmed
 }
+
+// paramWriter is what appends a value of a query.
+func paramWriter(fold bool) valueWriter {
+	if fold {
+		return decodeText
+	}
+	return appendDecoded
+}
+
+// appendAny appends a value as it is.
+func appendAny(buf []byte, text string) ([]byte, bool) { return append(buf, text...), true }
 
 // areCredentials reports whether a field has a scheme in front of its value.
 func areCredentials(name string) bool {
@@ -284,7 +302,7 @@ func appendCookieValue(buf []byte, text string) ([]byte, bool) {
 // appendQuery appends the value of a parameter of a query. Where servers differ in how they read the query, because of
 // semicolons, escapes that are none, names that only some take for this one, several values or the length, it is
 // uncertain.
-func appendQuery(buf []byte, query, name string) ([]byte, presence) {
+func appendQuery(buf []byte, query, name string, fold bool) ([]byte, presence) {
 	v := valueReader{buf: buf, start: len(buf)}
 	if len(query) > maxKeyText {
 		return v.result(false)
@@ -295,7 +313,7 @@ func appendQuery(buf []byte, query, name string) ([]byte, presence) {
 		}
 		var pair string
 		pair, query, _ = strings.Cut(query, "&")
-		if !v.addParam(pair, name) {
+		if !v.addParam(pair, name, paramWriter(fold)) {
 			return v.result(false)
 		}
 	}
@@ -303,12 +321,12 @@ func appendQuery(buf []byte, query, name string) ([]byte, presence) {
 }
 
 // addParam looks at one pair of a query, and reports false if that leaves the value uncertain.
-func (v *valueReader) addParam(pair, name string) bool {
+func (v *valueReader) addParam(pair, name string, write valueWriter) bool {
 	pair, more, several := strings.Cut(pair, ";")
 	key, value, _ := strings.Cut(pair, "=")
 	mine := isName(key, name)
 	if mine {
-		if several || !validEscapes(key) || !validEscapes(value) || !v.add(appendDecoded, value) {
+		if several || !validEscapes(key) || !validEscapes(value) || !v.add(write, value) {
 			return false
 		}
 	} else if couldBeName(key, name, true) {
@@ -415,10 +433,29 @@ func validEscapes(text string) bool {
 	return true
 }
 
-// appendDecoded appends a text without its percent-encoding, however often that was applied, and without blanks around
-// it. Plus signs become blanks, since some servers read them so. It reports false for what cannot be told: encodings
-// that do not end, control characters, escapes of other kinds, other blanks around it, and what is not UTF-8.
+// appendDecoded is decodeText, but without blanks around the text, and false also if there are others around it than those of
+// ASCII.
 func appendDecoded(buf []byte, text string) ([]byte, bool) {
+	start := len(buf)
+	buf, ok := decodeText(buf, text)
+	if !ok {
+		return buf, false
+	}
+	value := buf[start:]
+	trimmed := bytes.Trim(value, " ")
+	if n := len(trimmed); n > 0 && !(isGraphic(trimmed[0]) && isGraphic(trimmed[n-1])) && hasBlankEnds(string(trimmed)) {
+		return buf, false
+	}
+	if len(trimmed) < len(value) {
+		buf = buf[:start+copy(value, trimmed)]
+	}
+	return buf, true
+}
+
+// decodeText appends a text without its percent-encoding, however often that was applied. Plus signs become blanks, since
+// some servers read them so. It reports false for what cannot be told: encodings that do not end, control characters,
+// escapes of other kinds, and what is not UTF-8.
+func decodeText(buf []byte, text string) ([]byte, bool) {
 	start := len(buf)
 	buf = append(buf, text...)
 	for n := 0; ; n++ {
@@ -441,17 +478,7 @@ func appendDecoded(buf []byte, text string) ([]byte, bool) {
 			return buf, false
 		}
 	}
-	if !utf8.Valid(value) {
-		return buf, false
-	}
-	trimmed := bytes.Trim(value, " ")
-	if n := len(trimmed); n > 0 && !(isGraphic(trimmed[0]) && isGraphic(trimmed[n-1])) && hasBlankEnds(string(trimmed)) {
-		return buf, false
-	}
-	if len(trimmed) < len(value) {
-		buf = buf[:start+copy(value, trimmed)]
-	}
-	return buf, true
+	return buf, utf8.Valid(value)
 }
 
 // decodeOnce takes one percent-encoding off what stands in buf from start on.

@@ -21,7 +21,7 @@ func readKey(kind, text string) (string, presence) {
 	if source == "cookie" {
 		value, found = appendCookie(nil, []string{text}, name)
 	} else {
-		value, found = appendQuery(nil, text, name)
+		value, found = appendQuery(nil, text, name, false)
 	}
 	return string(value), found
 }

@@ -79,6 +79,40 @@ func compileMatch(ctx caddy.Context, owner any, raw caddyhttp.RawMatcherSets, mo
 	return m, nil
 }
 
+// checkPaths refuses path matchers that no path is like, also inside not: Caddy compares with paths that begin with a slash.
+func checkPaths(raw []map[string]json.RawMessage) error {
+	for _, set := range raw {
+		for name, raw := range set {
+			switch name {
+			case "path":
+				var patterns []string
+				_ = json.Unmarshal(raw, &patterns) // Caddy says what is wrong with it
+				for _, pattern := range patterns {
+					if !strings.HasPrefix(pattern, "/") && !strings.HasPrefix(pattern, "*") && !strings.HasPrefix(pattern, "{") {
+						return fmt.Errorf("match path %q is like no path, since all begin with a slash; write /%s", pattern, pattern)
+					}
+				}
+			case "not":
+				var sets []map[string]json.RawMessage
+				_ = json.Unmarshal(raw, &sets)
+				if err := checkPaths(sets); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// rawSets are matcher sets as Caddy has them, by plain types.
+func rawSets(raw caddyhttp.RawMatcherSets) []map[string]json.RawMessage {
+	sets := make([]map[string]json.RawMessage, len(raw))
+	for i, set := range raw {
+		sets[i] = set
+	}
+	return sets
+}
+
 // study finds out what a matcher looks at, by its name and configuration.
 func (m *tierMatch) study(name string, raw json.RawMessage) facet {
 	switch name {
@@ -180,7 +214,7 @@ func (m *tierMatch) ambiguousQuery(query string) bool {
 	}
 	var scratch [128]byte
 	for _, param := range m.params {
-		if _, found := appendQuery(scratch[:0], query, param); found == uncertain {
+		if _, found := appendQuery(scratch[:0], query, param, false); found == uncertain {
 			return true
 		}
 	}

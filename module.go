@@ -160,6 +160,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.check(); err != nil {
 		return err
 	}
+	if err := h.expandLists(); err != nil {
+		return err
+	}
 	h.noteSharedText()
 	h.logger = ctx.Logger()
 	h.now = timeSource

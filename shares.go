@@ -96,6 +96,9 @@ func (t *Tier) checkShares() error {
 		case s.Percent < 1 || s.Percent > 100:
 			return fmt.Errorf("share %d%% is not between 1%% and 100%%", s.Percent)
 		}
+		if err := checkPaths(rawSets(s.MatcherSetsRaw)); err != nil {
+			return fmt.Errorf("share %d%%: %w", s.Percent, err)
+		}
 	}
 	return nil
 }

@@ -29,8 +29,9 @@ type Tier struct {
 
 	// Who is counted together. The parts of one key are one identity; several keys are alternatives, of which the
 	// first that is not empty is used. A request for which all are empty is not limited by this tier. Parts may hold
-	// placeholders. Default: the client address for a tier named `ip`, `{http.auth.user.id}` for `user`, and one
-	// bucket for everybody for `global`; any other name must state its key.
+	// placeholders. A first part `fold` in front of others makes texts one that differ in case or blanks alone.
+	// Default: the client address for a tier named `ip`, `{http.auth.user.id}` for `user`, and one bucket for
+	// everybody for `global`; any other name must state its key.
 	Keys [][]string `json:"keys,omitempty"`
 
 	// The requests that the tier concerns. Default: all.
@@ -231,7 +232,8 @@ func (t *Tier) check() error {
 			return fmt.Errorf("tier %q: %w", t.Name, err)
 		}
 	}
-	if err := cmp.Or(checkClients("clients", t.Clients), checkClients("not_clients", t.NotClients), t.checkShares()); err != nil {
+	if err := cmp.Or(checkClients("clients", t.Clients), checkClients("not_clients", t.NotClients),
+		checkPaths(rawSets(t.MatcherSetsRaw)), t.checkShares()); err != nil {
 		return fmt.Errorf("tier %q: %w", t.Name, err)
 	}
 	if t.DryRunHeader && !t.DryRun {

@@ -191,10 +191,10 @@ func TestF10UserTierAndAuthentication(t *testing.T) {
 	}
 	e := newEdge(t, freshListen()+" {\n\t"+auth+"\t"+stack+"\trespond ok\n}\n")
 	assert.Equal(t, 5, e.served(5, as("alice")))
-	lines := e.logs.lines("warn", "")
+	lines := e.logs.lines("warn", "every key of a tier is empty")
 	require.Len(t, lines, 1)
-	assert.Contains(t, lines[0].str("msg"), "tiered_limit runs before basic_auth by default: put both into a route block, the "+
-		"authentication first, or change the order")
+	assert.Contains(t, lines[0].str("msg"), "{http.auth.user.id} is set by authentication (such as basic_auth) behind tiered_limit: "+
+		"put both into a route block, authentication (such as basic_auth) first")
 	assert.Equal(t, "user", lines[0].str("tier"))
 	assert.EqualValues(t, 5, e.metric(fmt.Sprintf("skipped_total{stack=%q,tier=\"user\"}", lines[0].str("stack"))))
 
