@@ -143,9 +143,10 @@ func (rec *record) claim(sc *scratch) error {
 			rec.hidden.concerned |= 1 << t.index
 			continue
 		}
-		claim := Claim{Tier: t.index, Identity: t.fixed, Hits: 1}
+		claim := sc.addClaim(t)
 		if t.fixed == nil {
-			if !rec.identify(sc, t, &claim) {
+			if !rec.identify(sc, t, claim) {
+				sc.dropClaim()
 				switch {
 				case !rec.unproven:
 					rec.h.noteSkipped(t)
@@ -156,7 +157,8 @@ func (rec *record) claim(sc *scratch) error {
 			}
 		}
 		if len(t.shares) > 0 {
-			if err := rec.lower(t, &claim); err != nil {
+			if err := rec.lower(t, claim); err != nil {
+				sc.dropClaim()
 				if !t.spec.DryRun {
 					return err
 				}
@@ -164,7 +166,6 @@ func (rec *record) claim(sc *scratch) error {
 			}
 		}
 		rec.judged |= 1 << t.index
-		sc.claims = append(sc.claims, claim)
 	}
 	sc.makeRoom(rec.h)
 	return nil

@@ -129,7 +129,7 @@ func isGraphic(c byte) bool { return ' ' < c && c < 0x7f }
 // appendTrimmed appends a value without the blanks around it, which are no part of it (RFC 9110 section 5.5). It reports
 // false if there are others around it, which some servers take off as well.
 func appendTrimmed(buf []byte, text string) ([]byte, bool) {
-	text = strings.Trim(text, " \t")
+	text = trimBlanks(text)
 	return append(buf, text...), !hasBlankEnds(text)
 }
 
@@ -159,25 +159,39 @@ func isBlankRune(r rune) bool {
 // scheme Basic must be what an encoder writes: decoders pass over other characters, so that there would be any number of
 // spellings.
 func appendCredentials(buf []byte, text string) ([]byte, bool) {
-	text = strings.Trim(text, " \t")
-	scheme, credentials := "", text
-	if end := strings.IndexAny(text, " \t"); end >= 0 {
-		scheme, credentials = text[:end], strings.TrimLeft(text[end:], " \t")
-	}
+	text = trimBlanks(text)
+	blank := -1
 	for i := range len(text) {
-		if c := text[i]; c >= 0x7f || c < ' ' && c != '\t' || strings.IndexByte(`,;"'\`, c) >= 0 {
+		switch c := text[i]; {
+		case bytesOfKind[c]&notInCredentials != 0:
 			return buf, false
+		case blank < 0 && (c == ' ' || c == '\t'):
+			blank = i
 		}
 	}
+	if blank < 0 {
+		// Servers cut so many bytes off.
+		return append(buf, text...), !hasFoldPrefix(text, "bearer") && !hasFoldPrefix(text, "basic")
+	}
+	scheme, credentials := text[:blank], trimBlanks(text[blank:])
 	switch {
-	case strings.ContainsAny(credentials, " \t"):
-		return buf, false
-	case scheme == "" && (hasFoldPrefix(text, "bearer") || hasFoldPrefix(text, "basic")): // servers cut so many bytes off
+	case strings.IndexByte(credentials, ' ') >= 0, strings.IndexByte(credentials, '\t') >= 0:
 		return buf, false
 	case strings.EqualFold(scheme, "basic") && !strictBase64(credentials):
 		return buf, false
 	}
 	return append(buf, credentials...), true
+}
+
+// trimBlanks is a text without the blanks around it (OWS of RFC 9110 section 5.6.3).
+func trimBlanks(text string) string {
+	for text != "" && (text[0] == ' ' || text[0] == '\t') {
+		text = text[1:]
+	}
+	for text != "" && (text[len(text)-1] == ' ' || text[len(text)-1] == '\t') {
+		text = text[:len(text)-1]
+	}
+	return text
 }
 
 // hasFoldPrefix reports whether a text begins with a prefix, in any case.
@@ -237,15 +251,27 @@ func (v *valueReader) addCookie(pair, name string) bool {
 	if !isPair {
 		return true
 	}
-	switch trimmed := strings.Trim(key, " \t"); {
+	switch trimmed := trimBlanks(key); {
 	case trimmed == name:
 		if !v.add(appendCookieValue, value) {
 			return false
 		}
+	case len(trimmed) != len(name) && isPlainName(trimmed):
 	case couldBeName(key, name, false) || couldBeName(key[lastSeparator(key)+1:], name, false):
 		return false
 	}
 	return !embedsName(value, name)
+}
+
+// isPlainName reports whether a name has only bytes that every server takes as they are, so that it is no other name's
+// spelling but in another case.
+func isPlainName(name string) bool {
+	for i := range len(name) {
+		if bytesOfKind[name[i]]&notInPlainName != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // embedsName reports whether a value holds what a server that separates cookies at blanks, commas or other bytes would
@@ -277,9 +303,35 @@ func lastSeparator(key string) int {
 
 // isSeparator reports whether a byte ends a name or value for some servers: blanks, control characters, bytes outside of
 // ASCII, and what RFC 2616 section 2.2 calls separators, as far as they can stand in front of a name.
-func isSeparator(c byte) bool {
-	return isJunk(c) || strings.IndexByte(`,"\()<>@{}[]`, c) >= 0
-}
+func isSeparator(c byte) bool { return bytesOfKind[c]&endsValue != 0 }
+
+// byteKind says what a byte is to those who read keys.
+type byteKind uint8
+
+const (
+	endsValue        byteKind = 1 << iota // see isSeparator
+	notInCredentials                      // see appendCredentials
+	notInPlainName                        // see isPlainName
+	notInPlainValue                       // has to be looked at closely in a cookie's value
+)
+
+var bytesOfKind = func() (kinds [256]byteKind) {
+	for i := range kinds {
+		c := byte(i)
+		letter := 'a' <= lower(c) && lower(c) <= 'z' || '0' <= c && c <= '9'
+		for kind, is := range map[byteKind]bool{
+			endsValue:        isJunk(c) || strings.IndexByte(`,"\()<>@{}[]`, c) >= 0,
+			notInCredentials: c >= 0x7f || c < ' ' && c != '\t' || strings.IndexByte(`,;"'\`, c) >= 0,
+			notInPlainName:   !letter && c != '_' && c != '-',
+			notInPlainValue:  isJunk(c) || strings.IndexByte(`"\%+`, c) >= 0,
+		} {
+			if is {
+				kinds[i] |= kind
+			}
+		}
+	}
+	return kinds
+}()
 
 // isJunk reports whether a byte is a blank, a control character, or not ASCII. Servers trim some of these.
 func isJunk(c byte) bool { return c <= ' ' || c >= 0x7f }
@@ -287,14 +339,23 @@ func isJunk(c byte) bool { return c <= ' ' || c >= 0x7f }
 // appendCookieValue appends a cookie's value as it is compared: without blanks and quotes around it, and decoded, since
 // servers differ in whether they do that. It reports false where they would read different values.
 func appendCookieValue(buf []byte, text string) ([]byte, bool) {
-	text = strings.Trim(text, " \t")
+	text = trimBlanks(text)
 	if len(text) >= 2 && text[0] == '"' && text[len(text)-1] == '"' {
 		text = text[1 : len(text)-1]
 	}
+	plain := true
 	for i := range len(text) {
-		if c := text[i]; isJunk(c) || c == '"' || c == '\\' {
+		c := text[i]
+		if bytesOfKind[c]&notInPlainValue == 0 {
+			continue
+		}
+		if isJunk(c) || c == '"' || c == '\\' {
 			return buf, false
 		}
+		plain = false
+	}
+	if plain {
+		return append(buf, text...), true
 	}
 	return appendDecoded(buf, text)
 }

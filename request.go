@@ -269,6 +269,21 @@ func (sc *scratch) clear() {
 	sc.claims, sc.keys = sc.claims[:0], sc.keys[:0]
 }
 
+// addClaim adds a claim of one hit on a tier, in the place of what an earlier decision has left there.
+func (sc *scratch) addClaim(t *tier) *Claim {
+	n := len(sc.claims)
+	if n == cap(sc.claims) {
+		sc.claims = append(sc.claims, Claim{})
+	}
+	sc.claims = sc.claims[:n+1]
+	claim := &sc.claims[n]
+	claim.Tier, claim.Identity, claim.Hits, claim.Counts, claim.Refused = t.index, t.fixed, 1, nil, false
+	return claim
+}
+
+// dropClaim takes the latest claim off again.
+func (sc *scratch) dropClaim() { sc.claims = sc.claims[:len(sc.claims)-1] }
+
 // makeRoom gives each claim its states.
 func (sc *scratch) makeRoom(h *Handler) {
 	limits := 0

@@ -16,29 +16,33 @@ import (
 // A decision has a probe for each limit of the stack, and behind those more for tiers that have several claims. All
 // probes of one limit are a chain, in the order of the claims.
 type probe struct {
+	// What every decision looks at is one cache line.
+
 	shard  *shard  // nil if it is not locked
 	cell   *cell   // nil if the identity has no counter
-	stripe *stripe // not nil if it has none, and there is no room for one
 	bucket *bucket // nil if it is not locked, or if each identity has a counter of its own
 	end    int64   // of the window that is counted
-	window int64   // that is to be corrected, as in the state
 	hash   uint64
-	group  uint64
-	hits   int64
-	before int64 // hits that claims in front ask of the same counter
+	hits   int32
 	used   uint32
 	next   int32 // the next probe of the chain, or 0
 	claim  int32
 
 	claimed bool
-	lent    bool // the lock of the shard is that of a probe in front
-	shared  bool // so is the lock of the stripe
-	grouped bool // the group is known
-	over    bool // it is counted by its group
 	allowed bool // by the tier; kept in the probe of its first limit
 	due     bool // to be charged
 	adds    bool // charging adds a counter
 	paid    bool // room for it was reserved
+	over    bool // it is counted by its group
+	lent    bool // the lock of the shard is that of a probe in front
+	chained bool // the limit has several claims
+
+	stripe  *stripe // not nil if it has none, and there is no room for one
+	group   uint64
+	before  int64 // hits that claims in front ask of the same counter; 0 unless chained
+	window  int64 // that is to be corrected, as in the state
+	shared  bool  // the lock of the stripe is that of a probe in front
+	grouped bool  // the group is known
 }
 
 // after is the next probe of a chain, or -1.
@@ -98,7 +102,11 @@ func (m *counters) decideWith(p []probe, now time.Time, claims []store.Claim, ch
 		if err := m.claim(p, claims, i); err != nil {
 			return store.Decision{RefusedBy: -1}, err
 		}
-		if err := claims[i].Check(m.tiers[claims[i].Tier].limits()); err != nil {
+		c, limits := &claims[i], m.tiers[claims[i].Tier].limits()
+		if uint64(c.Hits) <= store.MostHits && c.Counts == nil && len(c.States) == limits {
+			continue
+		}
+		if err := c.Check(limits); err != nil {
 			return store.Decision{RefusedBy: -1}, err
 		}
 	}
@@ -151,7 +159,7 @@ func (m *counters) claim(p []probe, claims []store.Claim, i int) error {
 	}
 	for k := t.first; k < t.last; k++ {
 		q := &p[k]
-		q.hash, q.hits, q.claim, q.claimed = hash, c.Hits, int32(i), true
+		q.hash, q.hits, q.claim, q.claimed = hash, int32(c.Hits), int32(i), true
 	}
 	return nil
 }
@@ -173,7 +181,8 @@ func (m *counters) claimAgain(p []probe, claims []store.Claim, i int) error {
 	}
 	hash := maphash.Bytes(seed, c.Identity)
 	for k := t.first; k < t.last; k++ {
-		p[at] = probe{hash: hash, hits: c.Hits, claim: int32(i), claimed: true}
+		p[at] = probe{hash: hash, hits: int32(c.Hits), claim: int32(i), claimed: true, chained: true}
+		p[k].chained = true
 		last := k
 		for p[last].next != 0 {
 			last = int(p[last].next)
@@ -212,8 +221,17 @@ func (m *counters) judge(p []probe, claims []store.Claim) int {
 // admits reports whether all limits of a tier admit a claim, whose probes come first.
 func (m *counters) admits(p []probe, t *counterTier, c *store.Claim) bool {
 	admits, needs := !c.Refused, c.Needs()
-	for n, k := 0, t.first; k < t.last; n, k = n+1, k+1 {
-		admits = admits && int64(p[n].used)+p[n].before+needs <= c.Count(n, m.limits[k].count)
+	limits := m.limits[t.first:t.last]
+	for n := range limits {
+		count := limits[n].count
+		if c.Counts != nil {
+			count = c.Count(n, count)
+		}
+		used := int64(p[n].used)
+		if p[n].chained {
+			used += p[n].before
+		}
+		admits = admits && used+needs <= count
 	}
 	return admits
 }
@@ -222,14 +240,17 @@ func (m *counters) admits(p []probe, t *counterTier, c *store.Claim) bool {
 // and has counted nothing, if the last room for a counter went to somebody else meanwhile.
 func (m *counters) charge(p []probe, claims []store.Claim, refusedBy int) bool {
 	var w walk
+	adds := false
 	for i := range claims {
 		t, at := w.next(m, claims, i)
 		due := p[t.first].allowed && (refusedBy < 0 || i < refusedBy && t.charge == store.ChargeChecked)
 		for k := range t.limits() {
-			p[at+k].due = due
+			q := &p[at+k]
+			q.due = due
+			adds = adds || due && q.adds
 		}
 	}
-	if !m.reserve(p) {
+	if adds && !m.reserve(p) {
 		return false
 	}
 	for _, k := range m.single {
@@ -241,7 +262,7 @@ func (m *counters) charge(p []probe, claims []store.Claim, refusedBy int) bool {
 	m.unlockBuckets(p)
 	for _, k := range m.keyed {
 		q := &p[k]
-		if q.next != 0 {
+		if q.chained {
 			m.chargeChain(p, k)
 			continue
 		}
@@ -249,9 +270,9 @@ func (m *counters) charge(p []probe, claims []store.Claim, refusedBy int) bool {
 			continue
 		}
 		q.used += uint32(q.hits)
-		if q.stripe != nil {
+		if q.over {
 			*q.stripe.count(q.group) = q.used
-			m.stack.overflowed.Add(q.hits)
+			m.stack.overflowed.Add(int64(q.hits))
 			continue
 		}
 		if q.cell == nil {
@@ -268,7 +289,7 @@ func (m *counters) chargeChain(p []probe, k int) {
 	for i := k; i >= 0; i = after(p, i) {
 		q := &p[i]
 		if q.due && q.hits > 0 {
-			m.correct(q, q.hits)
+			m.correct(q, int64(q.hits))
 		}
 	}
 	for i := k; i >= 0; i = after(p, i) {
@@ -304,11 +325,12 @@ func (m *counters) reserve(p []probe) bool {
 	for _, k := range m.keyed {
 		for i := k; i >= 0; i = after(p, i) {
 			q := &p[i]
-			if q.due && q.adds {
-				if q.paid = m.limits[k].table.reserve(q.group, q.end, m.limits[k].most); !q.paid {
-					m.cancel(p)
-					return false
-				}
+			if !q.adds || !q.due {
+				continue
+			}
+			if q.paid = m.limits[k].table.reserve(q.group, q.end, m.limits[k].most); !q.paid {
+				m.cancel(p)
+				return false
 			}
 		}
 	}
@@ -334,16 +356,15 @@ func (m *counters) report(p []probe, claims []store.Claim, refusedBy int, line *
 	for i := range claims {
 		c := &claims[i]
 		t, at := w.next(m, claims, i)
-		asked := refusedBy < 0 || i <= refusedBy || c.Tier == claims[refusedBy].Tier
 		for n := range c.States {
 			q, l, s := &p[at+n], &m.limits[t.first+n], &c.States[n]
 			left := min(q.end-wall-line.lanes[l.lane].shift, l.length)
-			s.Used, s.ResetAfter, s.Window = int64(q.used), time.Duration(left)*time.Millisecond, WindowEnding(q.end)
-			s.RetryAfter, s.Exceeded = 0, false
+			*s = store.State{Used: int64(q.used), ResetAfter: time.Duration(left) * time.Millisecond, Window: WindowEnding(q.end)}
 			if q.over {
 				s.Window |= 1
 			}
 			if !q.due {
+				asked := refusedBy < 0 || i <= refusedBy || c.Tier == claims[refusedBy].Tier
 				s.RetryAfter = c.Wait(n, l.count, s.Used+q.before, s.ResetAfter)
 				s.Exceeded = asked && s.RetryAfter != 0
 			}

@@ -32,7 +32,7 @@ func (m *counters) lock(p []probe, claims []store.Claim, line *timeline, wall in
 		if !q.claimed {
 			continue
 		}
-		if q.next != 0 {
+		if q.chained {
 			if !m.lockChain(p, k, wall+line.lanes[l.lane].shift, punctual) {
 				return false
 			}
@@ -51,7 +51,7 @@ func (m *counters) lock(p []probe, claims []store.Claim, line *timeline, wall in
 		case !q.claimed:
 		case settle:
 			m.findCharged(p, claims, k)
-		case q.next != 0:
+		case q.chained:
 			m.findChain(p, claims, k)
 		default:
 			if q.cell = q.shard.find(q.hash); q.cell != nil {
@@ -133,7 +133,7 @@ func (m *counters) findChain(p []probe, claims []store.Claim, k int) {
 			q.used = *q.stripe.count(q.group)
 			for j := k; j != i; j = after(p, j) {
 				if r := &p[j]; r.over && place(r.group) == place(q.group) {
-					q.before += r.hits
+					q.before += int64(r.hits)
 				}
 			}
 		}
@@ -190,7 +190,7 @@ func (m *counters) unlock(p []probe) {
 	for n := len(m.keyed) - 1; n >= 0; n-- {
 		for i := m.keyed[n]; i >= 0; i = after(p, i) {
 			q := &p[i]
-			if q.stripe != nil {
+			if q.over && q.stripe != nil {
 				if !q.shared {
 					q.stripe.mu.Unlock()
 				}

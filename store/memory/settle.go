@@ -56,7 +56,7 @@ func (m *counters) settle(p []probe) bool {
 	}
 	for _, k := range m.single {
 		if q := &p[k]; q.claimed && q.window>>1 == q.end {
-			q.bucket.count = corrected(q.bucket.count, q.hits)
+			q.bucket.count = corrected(q.bucket.count, int64(q.hits))
 			q.bucket.held = q.bucket.held || q.hits > 0
 		}
 	}
@@ -64,7 +64,7 @@ func (m *counters) settle(p []probe) bool {
 		for i := k; i >= 0; i = after(p, i) {
 			q := &p[i]
 			if q.due && (q.stripe == nil || q.stripe.end == q.end) {
-				m.correct(q, q.hits)
+				m.correct(q, int64(q.hits))
 			}
 		}
 	}
