@@ -361,11 +361,11 @@ func appendCookieValue(buf []byte, text string) ([]byte, bool) {
 }
 
 // appendQuery appends the value of a parameter of a query. Where servers differ in how they read the query, because of
-// semicolons, escapes that are none, names that only some take for this one, several values or the length, it is
-// uncertain.
+// semicolons, escapes that are none, names that only some take for this one, several values, the length, or a number sign,
+// at which some end, it is uncertain.
 func appendQuery(buf []byte, query, name string, fold bool) ([]byte, presence) {
 	v := valueReader{buf: buf, start: len(buf)}
-	if len(query) > maxKeyText {
+	if len(query) > maxKeyText || strings.IndexByte(query, '#') >= 0 {
 		return v.result(false)
 	}
 	for pairs := 0; query != ""; pairs++ {

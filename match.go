@@ -208,7 +208,7 @@ func (m *tierMatch) doubts(r *http.Request) facet {
 
 // ambiguousQuery reports whether servers read a query differently: as a whole, or one of the parameters that are named.
 func (m *tierMatch) ambiguousQuery(query string) bool {
-	if len(query) > maxKeyText || strings.IndexByte(query, ';') >= 0 || !validEscapes(query) ||
+	if len(query) > maxKeyText || strings.ContainsAny(query, ";#") || !validEscapes(query) ||
 		strings.Count(query, "&") >= maxQueryPairs {
 		return true
 	}

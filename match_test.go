@@ -199,7 +199,7 @@ func TestAmbiguousQueriesConcernTiersThatLookAtTheQuery(t *testing.T) {
 	t.Parallel()
 	ambiguous := []string{
 		"/?op=login&%", "/?op=login&a;b", "/?op=login" + strings.Repeat("&", 10_000), "/?a;b&op=login", "/?%zz=1&op=login", "/?op=x&op=login",
-		"/?op[]=login", "/?OP=login", "/?op=login;x", "/?x=1;op=login", "/?o%70=lo%67in&%",
+		"/?op[]=login", "/?OP=login", "/?op=login;x", "/?x=1;op=login", "/?op=login#1", "/?x=1#&op=login", "/?o%70=lo%67in&%",
 	}
 	for _, match := range []string{"query op=login", "not query op=other", "not {\n query op=other\n }"} {
 		concerned(t, match, append([]string{"/?op=login", "/?op=lo%67in"}, ambiguous...), nil)
