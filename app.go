@@ -75,16 +75,16 @@ func (a *App) Provision(caddy.Context) error {
 	return nil
 }
 
-// Start lets stores that connect begin to do so, now that the configuration has been accepted. It does not wait: apps
-// start in no particular order, and a store that is away must not keep the server from starting.
+// Start says what is in force, and lets stores that connect begin to do so, now that the configuration has been accepted. It
+// does not wait: apps start in no particular order, and a store that is away must not keep the server from starting.
 func (a *App) Start() error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for h := range a.handlers {
+	handlers := a.inOrder()
+	for _, h := range handlers {
 		if c, ok := h.counters.(Connector); ok {
 			c.Connect()
 		}
 	}
+	announceStacks(handlers)
 	return nil
 }
 

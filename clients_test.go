@@ -82,7 +82,7 @@ func TestATiersClientsNeedAClient(t *testing.T) {
 	user := request{}.with("X-User", "u")
 	e := newEdge(t, site("clients-unstated", "", "192.0.2.0/24", ""))
 	assert.Equal(t, 20, e.served(20, user), "inert")
-	assert.Len(t, e.logs.lines("warn", "tiered_limit is DISABLED"), 1)
+	assert.Len(t, e.logs.lines("error", "tiered_limit is DISABLED"), 1)
 	user.edit = early
 	for more, want := range map[string]int{"": 425, "dry_run": 200, "match path /other": 200} {
 		e := newEdge(t, site("clients-early", "trusted_hops 0", "not 192.0.2.0/24", more))

@@ -67,7 +67,7 @@ func (c *adminClient) fetch(path string, question any) ([]byte, error) {
 	}
 	response, err := caddycmd.AdminAPIRequest(address, method, adminPath+path, nil, body)
 	if err != nil {
-		return nil, fmt.Errorf("asking the admin endpoint at %s: %w", address, err)
+		return nil, adminFailure(address, err)
 	}
 	defer response.Body.Close()
 	return io.ReadAll(response.Body)

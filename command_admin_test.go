@@ -140,7 +140,57 @@ func TestCommandsRefuseMistakes(t *testing.T) {
 	address := listener.Addr().String()
 	require.NoError(t, listener.Close())
 	_, err = runCommand("status", "--address", address)
-	assert.ErrorContains(t, err, "asking the admin endpoint at "+address)
+	assert.ErrorContains(t, err, "no Caddy answers at "+address+`: it has to run, with its admin endpoint there and without "admin off"; `+
+		"--address or --config name another place: ")
+	assert.ErrorContains(t, err, "connection refused")
+}
+
+// What the endpoint refuses is said alone, and in words of the commands.
+func TestCommandsSpeakTheirOwnWords(t *testing.T) {
+	e := newEdge(t, freshListen()+` {
+	tiered_limit cli-words {
+		trusted_hops 1
+		tier ip 9/m
+		tier global 9/m
+		tier pair 9/m {
+			key {header.A} {header.B}
+			key {header.C} {header.D}
+		}
+	}
+	respond ok
+}`)
+	at := func(tier string, more ...string) []string {
+		return append([]string{"inspect", "--stack", "cli-words", "--tier", tier}, more...)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"inspect", "--stack", "x", "--tier", "ip", "a"}, `there is no stack "x"; there are "cli-words"`},
+		{at("nope"), `stack "cli-words" has no tier "nope"; it has "ip", "global", "pair"`},
+		{at("ip"), `tier "ip": the values of the tier's key are missing; write them behind the flags`},
+		{at("global", "x"), `tier "global": the tier has one counter for everybody; give no values`},
+		{at("pair", "a", "b"), `tier "pair": the tier has several keys of 2 parts; say by --line which is meant, from 1 to 2`},
+		{at("pair", "a", "b", "--line", "3"), `tier "pair": --line 3 is not between 1 and 2`},
+		{at("pair", "\xff", "b", "--line", "1"), `tier "pair": part 1 of the key: `},
+		{[]string{"explain", "--peer", "x"}, `--peer "x" is neither an IP address nor unix`},
+		{[]string{"explain", "--peer", "10.0.0.1", "--method", "G T"}, `--method "G T" is not a method`},
+		{[]string{"explain", "--peer", "10.0.0.1", "--path", "x"}, `--path "x" does not begin with /`},
+		{[]string{"explain", "--peer", "10.0.0.1", "-H", "a b: c"}, `--header: "a b" is not a field name`},
+	} {
+		_, err := e.command(c.args...)
+		if assert.Error(t, err, "%v", c.args) {
+			assert.Contains(t, err.Error(), c.want, "%v", c.args)
+			assert.NotContains(t, err.Error(), "HTTP", "%v", c.args)
+			assert.NotContains(t, err.Error(), "{", "%v", c.args)
+			assert.NotContains(t, err.Error(), "admin", "%v", c.args)
+		}
+	}
+	other := httptest.NewServer(http.NotFoundHandler())
+	defer other.Close()
+	_, err := runCommand("status", "--address", other.Listener.Addr().String())
+	assert.EqualError(t, err, "what answers at "+other.Listener.Addr().String()+" knows no tiered_limit (HTTP 404): is it a Caddy with this "+
+		"module, and its admin endpoint?")
 }
 
 func TestCommandsSayWhatTheyDo(t *testing.T) {

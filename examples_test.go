@@ -238,7 +238,7 @@ func checkGraphQL(t *testing.T, text string) {
 	}
 	t.Run("nothing set", func(t *testing.T) {
 		e := newWiredEdge(t, adapt(t, text))
-		assert.Len(t, e.logs.lines("warn", "tiered_limit is DISABLED"), 1)
+		assert.Len(t, e.logs.lines("error", "tiered_limit is DISABLED"), 1)
 		assert.Equal(t, 700, e.served(700, graphqlOperation))
 	})
 	t.Run("defaults", func(t *testing.T) {

@@ -205,6 +205,9 @@ func (rec *record) read(sc *scratch, decision Decision, now time.Time) outcome {
 	out := outcomeServed
 	for i := range sc.claims {
 		t, states := h.tiers[sc.claims[i].Tier], sc.claims[i].States
+		if states[0].ByGroup {
+			h.noteCrowded(t, states, now)
+		}
 		switch {
 		case i == decision.RefusedBy:
 			rec.readRefusal(t, states)

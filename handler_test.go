@@ -842,7 +842,7 @@ func TestATierThatIsOffIsNotThere(t *testing.T) {
 		assert.Equal(t, `"user";q=2;w=60`, w.Header().Get("RateLimit-Policy"), limits)
 		assert.Equal(t, 1, e.served(3, user("u")), limits)
 		assert.Equal(t, 2, e.served(2, request{}), "%s: nobody to count", limits)
-		assert.Empty(t, e.logs.lines("warn", "DISABLED"), limits)
+		assert.Empty(t, e.logs.lines("error", "DISABLED"), limits)
 	}
 }
 

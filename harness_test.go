@@ -386,7 +386,8 @@ func (s *logSink) lines(level, containing string) []logLine {
 	var found []logLine
 	for _, l := range s.all() {
 		ours := strings.HasPrefix(l.str("logger"), "http.handlers.tiered_limit") || strings.HasPrefix(l.str("logger"), "http.tiered_limit")
-		if ours && (level == "" || l.str("level") == level) && strings.Contains(l.str("msg"), containing) {
+		is := l.str("level")
+		if ours && (level == "" || is == level || level == "warn" && is == "error") && strings.Contains(l.str("msg"), containing) {
 			found = append(found, l)
 		}
 	}

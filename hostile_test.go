@@ -223,11 +223,11 @@ func TestAnEmptyListOfTrustedProxiesStatesNothing(t *testing.T) {
 			c.servers, i, c.hops))
 		lb := request{peer: "192.0.2.9:1"}.with("X-Forwarded-For", "203.0.113.7")
 		if c.inert {
-			assert.Len(t, e.logs.lines("warn", "DISABLED"), 1, c.servers)
+			assert.Len(t, e.logs.lines("error", "DISABLED"), 1, c.servers)
 			assert.Equal(t, 3, e.served(3, lb), c.servers)
 			continue
 		}
-		assert.Empty(t, e.logs.lines("warn", "DISABLED"), c.servers)
+		assert.Empty(t, e.logs.lines("error", "DISABLED"), c.servers)
 		assert.Equal(t, 1, e.served(3, lb), c.servers)
 		assert.Equal(t, 0, e.served(1, lb.with("X-Forwarded-For", "203.0.113.8")), "%s: a peer that is not trusted is not believed", c.servers)
 	}

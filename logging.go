@@ -1,6 +1,7 @@
 package tieredlimit
 
 import (
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -8,10 +9,20 @@ import (
 	"go.uber.org/zap"
 )
 
-// refusalLog lets one line a second through for a tier.
+// refusalLog lets one line a second through for a tier, and one a day about a lack of room.
 type refusalLog struct {
 	second atomic.Int64 // the Unix second of the latest line
 	since  atomic.Int64 // refusals since then
+
+	crowded atomic.Int64 // the latest day, from 1, on which a lack of room was told
+}
+
+// crowdedOn notes that a tier has no room for further counters on the day of a time, and reports whether it is the first to
+// be told of that day.
+func (l *refusalLog) crowdedOn(now time.Time) bool {
+	day := now.Unix()/86400 + 1
+	last := l.crowded.Load()
+	return day > last && l.crowded.CompareAndSwap(last, day)
 }
 
 // lateSeconds is how many seconds a refusal's time may be behind the latest line's without being a line of its own.
@@ -69,6 +80,28 @@ func (h *Handler) noteRefusal(rec *record, r refusal, now time.Time) {
 		}
 	}
 	c.Write(fields...)
+}
+
+// announceStacks says once of each stack what is in force. Of one that is disabled its warning has said so.
+func announceStacks(handlers []*Handler) {
+	for _, s := range statusOf(handlers).Stacks {
+		i := slices.IndexFunc(handlers, func(h *Handler) bool { return h.stackLabel == s.Stack && h.mode != modeInert })
+		if i < 0 {
+			continue
+		}
+		h := handlers[i]
+		status := h.status()
+		var tiers []string
+		for _, t := range s.Tiers {
+			text := t.Tier + " " + limitsText(t.Limits)
+			if t.DryRun {
+				text += " (dry run)"
+			}
+			tiers = append(tiers, text)
+		}
+		h.logger.Info("rate limits: "+status.mode(), zap.String("stack", s.Stack), zap.Strings("tiers", tiers),
+			zap.String("client", status.Topology.text()), zap.String("store", s.Store))
+	}
 }
 
 // maxLoggedPart is how many bytes of a key's part are logged at most.

@@ -273,7 +273,7 @@ func claimEnvironment(t *testing.T, b readmetest.Block) {
 		require.NoError(t, os.Unsetenv(name))
 	}
 	e := loadBlock(t, b)
-	assert.Len(t, e.logs.lines("warn", "tiered_limit is DISABLED"), 1)
+	assert.Len(t, e.logs.lines("error", "tiered_limit is DISABLED"), 1)
 	t.Setenv("TRUST_PROXY", "0")
 	e = loadBlock(t, b)
 	assert.Equal(t, 600, e.served(601, request{}))

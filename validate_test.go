@@ -187,7 +187,7 @@ func TestF8HopsFromVariable(t *testing.T) {
 			t.Setenv("TL_TRUST_PROXY", c.value)
 		}
 		e := newEdge(t, c.listen+" {\n\ttiered_limit {\n\t\ttrusted_hops {$TL_TRUST_PROXY}\n\t\ttier ip 1/m\n\t}\n\trespond ok\n}\n")
-		assert.Len(t, e.logs.lines("warn", "DISABLED"), c.warns, "value %q", c.value)
+		assert.Len(t, e.logs.lines("error", "DISABLED"), c.warns, "value %q", c.value)
 		served := 0
 		for i := range 6 {
 			client := fmt.Sprintf("spoof, 198.51.100.%d, 192.0.2.9", i%2)

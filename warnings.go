@@ -17,7 +17,7 @@ func (h *Handler) warnAtLoad(p place) {
 		return
 	case modeInert:
 		if h.app.firstWarning("inert") {
-			h.logger.Warn("tiered_limit is DISABLED: it is not stated which proxies stand in front of this server, so no client "+
+			h.logger.Error("tiered_limit is DISABLED: it is not stated which proxies stand in front of this server, so no client "+
 				"address can be trusted, and any default would either let clients forge theirs or throw everybody into one "+
 				"bucket. Write trusted_hops 0 for a directly exposed server, else the number of entries that your own proxies "+
 				"append to X-Forwarded-For (a Google external Application Load Balancer appends two: client, then forwarding "+

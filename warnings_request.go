@@ -1,9 +1,11 @@
 package tieredlimit
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -92,6 +94,20 @@ func (h *Handler) noteUncertain(t *tier) {
 		h.logger.Warn("a key of a tier cannot be read with certainty, since servers would read different values or none; all "+
 			"such requests are counted together", zap.String("stack", h.stackLabel), zap.String("tier", t.name))
 	}
+}
+
+// noteCrowded reports, once a day, a tier whose store has no room for the counters of further identities.
+func (h *Handler) noteCrowded(t *tier, states []State, now time.Time) {
+	if !t.log.crowdedOn(now) {
+		return
+	}
+	limit := slices.IndexFunc(states, func(s State) bool { return s.ByGroup })
+	h.logger.Warn("there is no room for the counters of further identities of a tier: until its window ends they share counters, "+
+		"those of clients by their network, so that some may be refused for what others did. If so many identities are real, raise "+
+		"max_keys of the store; if an attacker makes them up, the known ones keep their own counters and nothing is to be done",
+		zap.String("stack", h.stackLabel), zap.String("tier", t.name),
+		zap.String("limit", fmt.Sprintf("%d/%s", t.spec.Limits[limit].Count, shortDuration(t.spec.Limits[limit].Window))),
+		zap.Int64("counters", h.meter.held().tracked))
 }
 
 // usesAuth reports whether a key needs an authentication handler in front.

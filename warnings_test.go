@@ -125,7 +125,7 @@ func TestLoadWarnings(t *testing.T) {
 func TestLoadWarningsNameTheCure(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, loadSite("", "tier ip 5/s"))
-	msg := e.logs.lines("warn", "DISABLED")[0].str("msg")
+	msg := e.logs.lines("error", "DISABLED")[0].str("msg")
 	for _, want := range []string{
 		"any default would either let clients forge theirs or throw everybody into one bucket", "trusted_hops 0 for a directly exposed server",
 		"the number of entries that your own proxies append", "appends two: client, then forwarding rule; so 2, plus 1 for each further proxy",
@@ -156,7 +156,7 @@ func TestF11OneWarningForManySites(t *testing.T) {
 		return b.String()
 	}
 	e := newEdge(t, sites("", "tier ip 5/s"))
-	assert.Len(t, e.logs.lines("warn", "DISABLED"), 1)
+	assert.Len(t, e.logs.lines("error", "DISABLED"), 1)
 	assert.Len(t, e.logs.lines("warn", ""), 1)
 	e = newEdge(t, sites("trusted_proxies static 10.0.0.0/8", "tier ip 5/s\ntier t 5/s {\nkey {client_ip} {a} {header.X-Forwarded-For} {remote_host}\n}"))
 	assert.Len(t, e.logs.lines("warn", "trusted_proxies is set without"), 2)

@@ -206,11 +206,11 @@ backend next
 	assert.Equal(t, 429, get(t, attacker, url, "Forwarded", `for=9.9.9.9;x="`).status)
 }
 
-// warnings are the messages that the module has logged as warnings.
+// warnings are the messages that the module has logged as warnings or errors.
 func (c *caddyServer) warnings() []string {
 	var list []string
 	for _, l := range c.logLines(moduleLogger) {
-		if l.str("level") == "warn" {
+		if level := l.str("level"); level == "warn" || level == "error" {
 			list = append(list, l.str("msg"))
 		}
 	}

@@ -29,7 +29,7 @@ func example(t *testing.T, file string, ports map[string]int) string {
 // The quick start's configuration serves five requests in a minute, from each client, and says why it refuses the sixth.
 func TestQuickstart(t *testing.T) {
 	port := ports.Free(t)
-	startCaddy(t, example(t, "quickstart/Caddyfile", map[string]int{":8080": port, ":9080": ports.Free(t)}))
+	c := startCaddy(t, example(t, "quickstart/Caddyfile", map[string]int{":8080": port, ":9080": ports.Free(t)}))
 	url := fmt.Sprintf("http://127.0.0.1:%d/", port)
 
 	seen := inOneMinute(t, func(attempt int) []answer {
@@ -49,6 +49,9 @@ func TestQuickstart(t *testing.T) {
 		assert.Empty(t, a.field(t, "Retry-After"), "request %d", i+1)
 	}
 	checkQuickstartRefusal(t, seen[5])
+	status, err := c.command(t, "status")
+	require.NoError(t, err)
+	assert.Contains(t, status, "limits by ip, global")
 	assert.Equal(t, 200, get(t, clientFrom(t, "127.0.0.99"), url).status, "another client")
 }
 

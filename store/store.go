@@ -244,6 +244,10 @@ type State struct {
 	// asked.
 	Exceeded bool
 
+	// ByGroup tells that the identity has no counter of its own, for want of room: what is used is that of its group. See
+	// [TierSpec.Group].
+	ByGroup bool
+
 	// Window says to [Counters.Settle] which window of which counter was looked at. Its meaning is the store's own.
 	Window int64
 }

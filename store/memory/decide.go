@@ -361,7 +361,7 @@ func (m *counters) report(p []probe, claims []store.Claim, refusedBy int, line *
 			left := min(q.end-wall-line.lanes[l.lane].shift, l.length)
 			*s = store.State{Used: int64(q.used), ResetAfter: time.Duration(left) * time.Millisecond, Window: WindowEnding(q.end)}
 			if q.over {
-				s.Window |= 1
+				s.Window, s.ByGroup = s.Window|1, true
 			}
 			if !q.due {
 				asked := refusedBy < 0 || i <= refusedBy || c.Tier == claims[refusedBy].Tier

@@ -169,6 +169,7 @@ func (c *modelCounters) decide(now time.Time, claims []store.Claim, charge bool)
 		asked := refusedBy < 0 || i <= refusedBy || claim.Tier == claims[refusedBy].Tier
 		for j, slot := range slots[i] {
 			state := store.State{Used: slot.used(), ResetAfter: time.Duration(slot.left) * time.Millisecond, Window: slot.window.end << 1}
+			state.ByGroup = slot.over
 			if slot.over {
 				state.Window++
 			}
