@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
+	"github.com/tieredlimit/caddy-tieredlimit/store"
 )
 
 // requestQuestion describes a request: the body of POST /tiered_limit/explain.
@@ -67,6 +68,7 @@ type explanation struct {
 	RefusedBy  string      `json:"refused_by,omitempty"`
 	RetryAfter int64       `json:"retry_after,omitempty"`
 	Error      string      `json:"error,omitempty"`
+	Store      string      `json:"store,omitempty"`  // what becomes of the request although the store cannot decide
 	Client     *clientView `json:"client,omitempty"` // absent if nothing is limited
 	Tiers      []tierView  `json:"tiers"`
 }
@@ -228,6 +230,7 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 	rec := newRecord(h, r)
 	sc := new(scratch)
 	out, err := rec.evaluate(h.now(), sc, (*Handler).peek)
+	e.Store = withoutStore(sc.decision, err)
 	switch {
 	case err != nil:
 		e.Error = err.Error()
@@ -244,6 +247,31 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 		e.RetryAfter = rec.verdict.retryAfter()
 	}
 	return e, nil
+}
+
+// withoutStore says who has decided, or what becomes of a request, if the store could not decide. It is empty otherwise.
+func withoutStore(d Decision, err error) string {
+	var away *UnavailableError
+	switch {
+	case d.Degraded != "":
+		return fmt.Sprintf("away (%s): %s", d.Degraded, insteadText(store.InsteadLocal))
+	case !errors.As(err, &away):
+		return ""
+	case away.Serve:
+		return fmt.Sprintf("away (%s): %s", away.Kind, insteadText(store.InsteadServe))
+	}
+	return fmt.Sprintf("away (%s): %s", away.Kind, insteadText(store.InsteadRefuse))
+}
+
+// insteadText says what becomes of requests while a store is away.
+func insteadText(i store.Instead) string {
+	switch i {
+	case store.InsteadLocal:
+		return "limited by the counters of this instance"
+	case store.InsteadServe:
+		return "served without limit"
+	}
+	return "answered 503"
 }
 
 // view describes what each tier would say.

@@ -49,6 +49,7 @@ type counterAnswer struct {
 	Key         []string       `json:"key"` // in the form in which it is counted
 	Fingerprint string         `json:"fingerprint"`
 	Limits      []limitReading `json:"limits"`
+	Store       string         `json:"store,omitempty"` // whose counter it is, if the store is away
 }
 
 // limitReading is one limit of a counter.
@@ -110,7 +111,7 @@ func (c *counter) read(r *http.Request) (*counterAnswer, error) {
 	}
 	return &counterAnswer{
 		Stack: c.h.stackLabel, Tier: c.tier.name, Key: c.key,
-		Fingerprint: fingerprintText(fingerprint(c.claim.Identity)), Limits: readings,
+		Fingerprint: fingerprintText(fingerprint(c.claim.Identity)), Limits: readings, Store: withoutStore(decision, nil),
 	}, nil
 }
 

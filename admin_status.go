@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/tieredlimit/caddy-tieredlimit/store"
 )
 
 // statusReport is the answer to GET /tiered_limit/.
@@ -16,6 +18,7 @@ type stackStatus struct {
 	Stack    string           `json:"stack"`
 	Named    bool             `json:"named"`
 	Store    string           `json:"store,omitempty"`
+	Away     *storeAbsence    `json:"away,omitempty"`     // absent while the store decides
 	Counters *int64           `json:"counters,omitempty"` // absent if the store cannot tell
 	Overflow *int64           `json:"overflow,omitempty"`
 	Requests map[string]int64 `json:"requests"` // since the stack exists, by outcome
@@ -23,6 +26,13 @@ type stackStatus struct {
 	Tiers    []*tierStatus    `json:"tiers"`
 
 	logKeys bool // every handler allows to show keys
+}
+
+// storeAbsence says since when a store cannot decide, why, and what becomes of requests.
+type storeAbsence struct {
+	Since   time.Time     `json:"since"`
+	Kind    string        `json:"kind"`
+	Instead store.Instead `json:"instead"`
 }
 
 // handlerStatus is what may differ between the handlers of a stack.
@@ -93,6 +103,11 @@ func statusOf(handlers []*Handler) statusReport {
 		s.Handlers = append(s.Handlers, h.status())
 		if h.storeMeter != nil {
 			s.Store = h.storeMeter.store
+		}
+		if c, connects := h.counters.(Connector); connects {
+			if a := c.Away(); a != nil {
+				s.Away = &storeAbsence{Since: a.Since.UTC(), Kind: a.Kind, Instead: a.Instead}
+			}
 		}
 	}
 	for _, h := range handlers {

@@ -172,7 +172,6 @@ func TestCommandsSpeakTheirOwnWords(t *testing.T) {
 		{at("global", "x"), `tier "global": the tier has one counter for everybody; give no values`},
 		{at("pair", "a", "b"), `tier "pair": the tier has several keys of 2 parts; say by --line which is meant, from 1 to 2`},
 		{at("pair", "a", "b", "--line", "3"), `tier "pair": --line 3 is not between 1 and 2`},
-		{at("pair", "\xff", "b", "--line", "1"), `tier "pair": part 1 of the key: `},
 		{[]string{"explain", "--peer", "x"}, `--peer "x" is neither an IP address nor unix`},
 		{[]string{"explain", "--peer", "10.0.0.1", "--method", "G T"}, `--method "G T" is not a method`},
 		{[]string{"explain", "--peer", "10.0.0.1", "--path", "x"}, `--path "x" does not begin with /`},

@@ -77,6 +77,10 @@ func (s *stackStatus) print(w io.Writer) error {
 		if s.Counters != nil {
 			fmt.Fprintf(w, ", %d counters, %d hits in overflow", *s.Counters, *s.Overflow)
 		}
+		if s.Away != nil {
+			fmt.Fprintf(w, ": away since %s UTC (%s), requests are %s", s.Away.Since.Format(time.DateTime), s.Away.Kind,
+				insteadText(s.Away.Instead))
+		}
 		fmt.Fprintln(w)
 	}
 	var counts []string
@@ -189,6 +193,9 @@ func printCounter(w io.Writer, a *counterAnswer) error {
 		fmt.Fprintf(&out, ", key %s (fingerprint %s)", plainKey(a.Key), a.Fingerprint)
 	}
 	fmt.Fprintln(&out)
+	if a.Store != "" {
+		fmt.Fprintf(&out, "store %s\n", visible.Text(a.Store))
+	}
 	table := new(textTable)
 	table.add("LIMIT", "USED", "LEFT", "RESETS IN", "AT (UTC)")
 	for _, l := range a.Limits {
@@ -245,6 +252,9 @@ func (e *explanation) print(w io.Writer) error {
 		if err := table.writeTo(w); err != nil {
 			return err
 		}
+	}
+	if e.Store != "" {
+		fmt.Fprintf(w, "  store %s\n", visible.Text(e.Store))
 	}
 	fmt.Fprintf(w, "  outcome: %s", e.Outcome)
 	if e.RefusedBy != "" {

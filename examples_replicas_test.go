@@ -79,7 +79,7 @@ func checkReplicas(t *testing.T, text string) {
 	assert.Equal(t, 60, replicas[1].served(70, from("203.0.113.9")), "the second has seen nothing of this client")
 	server.Run()
 	for _, e := range replicas {
-		require.True(t, redistest.Await(e.handlers()[0].counters.(Connector).Connected))
+		require.True(t, redistest.Await(e.handlers()[0].connected))
 	}
 	assert.Equal(t, 60, servedByAll(t, 128, from("203.0.113.9"), replicas[0], replicas[1]), "Redis has forgotten all")
 }

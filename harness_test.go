@@ -437,3 +437,6 @@ func (w logSinkWriter) OpenWriter() (io.WriteCloser, error) {
 	}
 	return s.(*logSink), nil
 }
+
+// connected reports whether the handler's store decides.
+func (h *Handler) connected() bool { return h.counters.(Connector).Away() == nil }

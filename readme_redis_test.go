@@ -97,7 +97,7 @@ func TestReadmeRedisOnError(t *testing.T) {
 				"address "+server.Addr()+"\non_error "+word+"\n}\n}\nrespond ok\n}"))
 			want[word](t, e, 0, request{})
 			server.Run()
-			require.True(t, redistest.Await(e.handlers()[0].counters.(Connector).Connected))
+			require.True(t, redistest.Await(e.handlers()[0].connected))
 			other := request{peer: "198.51.100.1:1"}
 			assert.Equal(t, 2, e.served(2, other))
 			spent := request{peer: "198.51.100.2:1"}

@@ -17,11 +17,12 @@ import (
 // inherits their number as its error. So whoever caused more than one refusal in sketchSlots is surely in it, and no
 // number is too low by any or too high by more than its error (space-saving: Metwally, Agrawal, El Abbadi 2005).
 //
-// A refusal that comes while another is being counted is counted in the total only, so that nobody waits.
+// A refusal that comes while another is being counted is put to a bucket that few identities share, so that nobody waits: it
+// is in the total, and in the upper bound of each of these.
 type sketch struct {
 	// passed counts the refusals of a window that were not put to anybody's account, for even and for odd windows: those
 	// of the next one may come before the sketch has turned to it.
-	passed [2]atomic.Int64
+	passed [2]passedBuckets
 
 	mu     sync.Mutex
 	length int64 // of the window, in milliseconds
@@ -30,6 +31,24 @@ type sketch struct {
 	used   int
 	last   int // the slot that was hit last
 	slots  *sketchTable
+}
+
+// passedBuckets counts refusals by what is left of a fingerprint.
+type passedBuckets [64]atomic.Int64
+
+func (b *passedBuckets) of(print uint64) *atomic.Int64 { return &b[print%uint64(len(b))] }
+
+func (b *passedBuckets) sum() (sum int64) {
+	for i := range b {
+		sum += b[i].Load()
+	}
+	return sum
+}
+
+func (b *passedBuckets) clear() {
+	for i := range b {
+		b[i].Store(0)
+	}
 }
 
 // sketchSlots is how many identities a sketch can tell apart.
@@ -62,7 +81,7 @@ func (s *sketch) add(print uint64, at time.Time, length time.Duration) int {
 	ms := length.Milliseconds()
 	window := at.UnixMilli() / ms
 	if !s.mu.TryLock() {
-		s.passed[window&1].Add(1)
+		s.passed[window&1].of(print).Add(1)
 		return -1
 	}
 	defer s.mu.Unlock()
@@ -93,9 +112,9 @@ func (s *sketch) turn(window, length int64) {
 		return
 	}
 	if s.length != length || (window-s.window)&1 == 0 {
-		s.passed[window&1].Store(0) // of an older window
+		s.passed[window&1].clear() // of an older window
 	}
-	s.passed[(window+1)&1].Store(0)
+	s.passed[(window+1)&1].clear()
 	s.length, s.window = length, window
 	s.total, s.used, s.last = 0, 0, 0
 	clear(s.slots.keys[:])
@@ -146,15 +165,15 @@ func (s *sketch) read(at time.Time) (total int64, most []refusedMost) {
 	if s.slots == nil || at.UnixMilli()/s.length > s.window {
 		return 0, nil
 	}
-	t := s.slots
+	t, passed := s.slots, &s.passed[s.window&1]
 	for i := range s.used {
 		most = append(most, refusedMost{
 			Fingerprint: fingerprintText(t.prints[i]), Key: t.keys[i],
-			AtLeast: t.counts[i] - t.errors[i], AtMost: t.counts[i],
+			AtLeast: t.counts[i] - t.errors[i], AtMost: t.counts[i] + passed.of(t.prints[i]).Load(),
 		})
 	}
 	slices.SortFunc(most, func(a, b refusedMost) int {
 		return cmp.Or(cmp.Compare(b.AtLeast, a.AtLeast), cmp.Compare(b.AtMost, a.AtMost), cmp.Compare(a.Fingerprint, b.Fingerprint))
 	})
-	return s.total + s.passed[s.window&1].Load(), most
+	return s.total + passed.sum(), most
 }

@@ -38,10 +38,36 @@ type Connector interface {
 	// has been accepted, and never for one that is only validated.
 	Connect()
 
-	// Connected reports whether the store is asked at present. It is not while it is away: then decisions are made
-	// without it, until it can be reached again.
-	Connected() bool
+	// Away says since when the store is not asked, since it cannot be reached, and what becomes of requests until it can.
+	// It is nil while the store decides.
+	Away() *Absence
 }
+
+// Absence is a time without a remote store.
+type Absence struct {
+	// Since is when it began.
+	Since time.Time
+
+	// Kind says why, in a word as in [UnavailableError.Kind].
+	Kind string
+
+	// Instead says who decides meanwhile.
+	Instead Instead
+}
+
+// Instead is what becomes of requests without a remote store.
+type Instead string
+
+const (
+	// InsteadRefuse answers them 503.
+	InsteadRefuse Instead = "deny"
+
+	// InsteadServe serves them.
+	InsteadServe Instead = "allow"
+
+	// InsteadLocal decides by counters in this process.
+	InsteadLocal Instead = "local"
+)
 
 // Fallible is implemented by counters of a store that can fail.
 type Fallible interface {

@@ -17,8 +17,15 @@ import (
 // without answers a request that the server could not decide.
 func (c *counters) without(ctx context.Context, now time.Time, claims []store.Claim, cause error) (store.Decision, error) {
 	c.stack.breaker.without.Add(1)
+	return c.instead(ctx, now, claims, cause, (*localCounters).take)
+}
+
+// instead decides by the counters in this process if there are any, by take or peek, or says what becomes of the request.
+func (c *counters) instead(ctx context.Context, now time.Time, claims []store.Claim, cause error,
+	ask func(*localCounters, context.Context, time.Time, []store.Claim) (store.Decision, error),
+) (store.Decision, error) {
 	if c.local != nil {
-		d, err := c.local.take(ctx, c.serverTime(now), claims)
+		d, err := ask(c.local, ctx, c.serverTime(now), claims)
 		d.Degraded = failureKind(cause)
 		return d, err
 	}
@@ -103,6 +110,11 @@ func (l *localCounters) take(ctx context.Context, now time.Time, claims []store.
 		}
 	}
 	return d, err
+}
+
+// peek says what take would.
+func (l *localCounters) peek(ctx context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
+	return l.counters.Peek(ctx, now, claims)
 }
 
 // follow counts what the server has charged.

@@ -18,11 +18,17 @@ type breaker struct {
 	ctx    context.Context
 	stop   context.CancelFunc
 
-	open     atomic.Bool
+	away     atomic.Pointer[absence] // nil: the server is tried
 	failures atomic.Int64 // in a row
 	without  atomic.Int64 // decisions that were made without the server
 	next     atomic.Int64 // when the next probe begins, on the monotonic clock
 	mu       sync.Mutex   // held to open and to close
+}
+
+// absence is why and since when the server is not tried.
+type absence struct {
+	since time.Time
+	cause error
 }
 
 const (
@@ -38,11 +44,11 @@ func newBreaker(ctx context.Context, probe func(context.Context) error) *breaker
 }
 
 // allows tells whether to try.
-func (b *breaker) allows() bool { return !b.open.Load() }
+func (b *breaker) allows() bool { return b.away.Load() == nil }
 
 // succeeded ends a row of failures.
 func (b *breaker) succeeded() {
-	if b.failures.Load() != 0 && !b.open.Load() {
+	if b.failures.Load() != 0 && b.away.Load() == nil {
 		b.failures.Store(0)
 		b.without.Store(0)
 	}
@@ -56,12 +62,13 @@ func (b *breaker) failed(err error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.open.Load() || b.ctx.Err() != nil {
+	if b.away.Load() != nil || b.ctx.Err() != nil {
 		return
 	}
-	b.open.Store(true)
+	now := time.Now()
+	b.away.Store(&absence{since: now, cause: err})
 	b.opened(err)
-	go b.recover(time.Now())
+	go b.recover(now)
 }
 
 // recover probes until it succeeds.
@@ -84,7 +91,7 @@ func (b *breaker) recover(since time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.failures.Store(0)
-	b.open.Store(false)
+	b.away.Store(nil)
 	b.healed(b.without.Swap(0), time.Since(since))
 }
 

@@ -126,22 +126,30 @@ func (c *counters) Take(ctx context.Context, now time.Time, claims []store.Claim
 	return d, nil
 }
 
-// Peek implements [store.Counters]. It always asks the server.
-func (c *counters) Peek(_ context.Context, _ time.Time, claims []store.Claim) (store.Decision, error) {
+// Peek implements [store.Counters]. It asks whoever would decide: the server, and not what is remembered of it, or what
+// stands in for the server while that is away.
+func (c *counters) Peek(ctx context.Context, now time.Time, claims []store.Claim) (store.Decision, error) {
 	if err := c.of.Check(claims); err != nil {
 		return store.Decision{RefusedBy: -1}, err
 	}
+	if !c.stack.breaker.allows() {
+		return c.instead(ctx, now, claims, errRedisAway, (*localCounters).peek)
+	}
 	d, err := c.decide(modePeek, claims)
 	if err != nil {
-		return store.Decision{RefusedBy: -1}, c.unavailable(err)
+		return c.instead(ctx, now, claims, err, (*localCounters).peek)
 	}
 	return d, nil
 }
 
-// Reset implements [store.Counters]. What this instance remembers is forgotten at once, what others do within 5 s.
+// Reset implements [store.Counters]. What this instance remembers is forgotten at once, what others do within 5 s. While the
+// server is away, what stands in for it is reset; the server's counters stay.
 func (c *counters) Reset(ctx context.Context, now time.Time, claims []store.Claim) error {
 	if err := c.of.CheckTiers(claims); err != nil || len(claims) == 0 {
 		return err
+	}
+	if c.local != nil && !c.stack.breaker.allows() {
+		return c.local.reset(ctx, c.serverTime(now), claims)
 	}
 	keys := c.name(claims)
 	life := strconv.FormatInt(resetLife.Milliseconds(), 10)
@@ -174,8 +182,14 @@ func (c *counters) Connect() {
 	}()
 }
 
-// Connected implements [store.Connector].
-func (c *counters) Connected() bool { return c.stack.breaker.allows() }
+// Away implements [store.Connector].
+func (c *counters) Away() *store.Absence {
+	a := c.stack.breaker.away.Load()
+	if a == nil {
+		return nil
+	}
+	return &store.Absence{Since: a.since, Kind: failureKind(a.cause), Instead: store.Instead(c.onError)}
+}
 
 // Close implements [store.Counters].
 func (c *counters) Close() error {
