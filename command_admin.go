@@ -73,24 +73,6 @@ func (c *adminClient) fetch(path string, question any) ([]byte, error) {
 	return io.ReadAll(response.Body)
 }
 
-func newStatusCommand() *cobra.Command {
-	c := new(adminClient)
-	cmd := &cobra.Command{
-		Use:   "status [--address <interface>] [--json]",
-		Short: "Shows the stacks of a running Caddy, and who is refused most",
-		Long: `
-Shows the tiered_limit stacks of a running Caddy: where they take the client's
-address from, tiers and limits, the counters held, and the refusals in the
-current window of each tier, with those who were refused most. These are shown by
-a fingerprint, or by their key where log_keys is set.
-`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return ask(cmd, c, "", nil, printStatus) },
-	}
-	c.register(cmd)
-	return cmd
-}
-
 func newInspectCommand() *cobra.Command {
 	return newCounterCommand("inspect", "Shows what one counter of a running Caddy says", `
 Shows how much of each limit of a tier is used by one client, user or other

@@ -215,3 +215,37 @@ func TestPlain(t *testing.T) {
 		assert.Equal(t, want, visible.Text(text))
 	}
 }
+
+// status says how to find out whose a fingerprint is, and recognizes the client that it is asked for, in any notation.
+func TestStatusRecognizesAClient(t *testing.T) {
+	e := newEdge(t, freshListen()+` {
+	tiered_limit cli-who {
+		trusted_hops 0
+		tier ip 1/m
+		tier pair 1/m {
+			key {header.A} {http.tiered_limit.client_ip}
+		}
+	}
+	respond ok
+}`)
+	for _, peer := range []string{"203.0.113.7:1", "[2001:db8::1]:1"} {
+		e.served(3, request{peer: peer})
+	}
+	out, err := e.command("status")
+	require.NoError(t, err)
+	assert.Contains(t, out, "name a client that\n  it may be, with status --client 203.0.113.7")
+	assert.Contains(t, out, `select(.tiered_limit_outcome == "refused")`)
+	for client, shown := range map[string]string{"203.0.113.7": "203.0.113.7", "::ffff:203.0.113.7": "::ffff:203.0.113.7", "2001:db8::99": "2001:db8::99"} {
+		out, err = e.command("status", "--client", client)
+		require.NoError(t, err)
+		assert.Regexp(t, `ip +[0-9a-f]{16} \(`+shown+`\) +2 +2\n`, out)
+		assert.Equal(t, 1, strings.Count(out, "("+shown+")"), client)
+	}
+	out, err = e.command("status", "--client", "192.0.2.1")
+	require.NoError(t, err)
+	assert.NotContains(t, out, "(192.0.2.1)")
+	_, err = e.command("status", "--client", "nobody")
+	assert.ErrorContains(t, err, `"nobody" is not an IP address`)
+	_, err = e.command("status", "--client", "192.0.2.1", "--json")
+	assert.ErrorContains(t, err, "--client and --json do not go together")
+}

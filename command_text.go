@@ -113,11 +113,16 @@ func (s *stackStatus) print(w io.Writer) error {
 func (s *stackStatus) printMost(w io.Writer) error {
 	table := new(textTable)
 	table.add("MOST REFUSED BY", "KEY OR FINGERPRINT", "AT LEAST", "AT MOST")
+	hidden := false
 	for _, t := range s.Tiers {
 		for _, m := range t.MostRefused {
 			who := m.Fingerprint
 			if len(m.Key) > 0 {
 				who = plainKey(m.Key)
+			} else if m.client != "" {
+				who += " (" + plain(m.client) + ")"
+			} else {
+				hidden = true
 			}
 			table.add(t.Tier, who, strconv.FormatInt(m.AtLeast, 10), strconv.FormatInt(m.AtMost, 10))
 		}
@@ -125,8 +130,18 @@ func (s *stackStatus) printMost(w io.Writer) error {
 	if len(table.rows) == 1 {
 		return nil
 	}
-	return table.writeTo(w)
+	if err := table.writeTo(w); err != nil || !hidden {
+		return err
+	}
+	_, err := fmt.Fprint(w, whoIsIt)
+	return err
 }
+
+// whoIsIt says how to find out whose a fingerprint is.
+const whoIsIt = `  A fingerprint stands for a key that is not to be shown (log_keys shows it). To see whose it is, name a client that
+  it may be, with status --client 203.0.113.7, or look for refused requests in the access log:
+  jq -r 'select(.tiered_limit_outcome == "refused") | .request.client_ip' access.log | sort | uniq -c | sort -rn
+`
 
 func ofServer(name string) string {
 	if name == "" {

@@ -156,6 +156,8 @@ type refusedMost struct {
 	Key         []string `json:"key,omitempty"`
 	AtLeast     int64    `json:"at_least"`
 	AtMost      int64    `json:"at_most"`
+
+	client string // that was asked for and has this fingerprint
 }
 
 // read returns how many refusals there were in the window that holds a time, and who had most of them.

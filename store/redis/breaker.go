@@ -19,10 +19,10 @@ type breaker struct {
 	stop   context.CancelFunc
 
 	away     atomic.Pointer[absence] // nil: the server is tried
-	failures atomic.Int64 // in a row
-	without  atomic.Int64 // decisions that were made without the server
-	next     atomic.Int64 // when the next probe begins, on the monotonic clock
-	mu       sync.Mutex   // held to open and to close
+	failures atomic.Int64            // in a row
+	without  atomic.Int64            // decisions that were made without the server
+	next     atomic.Int64            // when the next probe begins, on the monotonic clock
+	mu       sync.Mutex              // held to open and to close
 }
 
 // absence is why and since when the server is not tried.
