@@ -64,6 +64,7 @@ func TestFail2banFilter(t *testing.T) {
 	log
 	tiered_limit f2b-direct {
 		trusted_hops 0
+		log_keys
 		exempt /free
 		tier login 1/m {
 			key {http.tiered_limit.client_ip}
@@ -81,7 +82,25 @@ func TestFail2banFilter(t *testing.T) {
 	log
 	log_append note {http.request.header.X-Note}
 	tiered_limit f2b-proxied {
+		log_keys
 		tier ip 2/m
+	}
+	respond ok
+}
+:8082 {
+	log
+	tiered_limit f2b-hops {
+		trusted_hops 1
+		log_keys
+		tier ip 2/m
+	}
+	respond ok
+}
+:8083 {
+	log
+	tiered_limit f2b-private {
+		trusted_hops 0
+		tier ip 1/m
 	}
 	respond ok
 }`)
@@ -102,11 +121,21 @@ func TestFail2banFilter(t *testing.T) {
 	proxied.peer = "203.0.113.9:1" // no trusted proxy
 	e.served(3, proxied)           // 1 refused
 
+	e.served(2, request{listen: ":8083"}) // 1 refused, and nothing is to be told of the client
+	behind := request{listen: ":8082", peer: "10.0.0.1:1", header: http.Header{"X-Forwarded-For": {"198.51.100.66, 203.0.113.8"}}}
+	e.served(3, behind) // 1 refused, without any trusted_proxies
+	for _, chain := range []string{"unknown", "", "198.51.100.66, _x", lie} {
+		behind.header = http.Header{"X-Forwarded-For": {chain}}
+		e.served(4, behind) // refused for the proxy, which is not to be banned
+	}
+	behind.header = nil
+	e.served(4, behind)
+
 	log := e.accessLog()
-	require.Equal(t, 5+2+3+9+4+3+3, strings.Count(log, "\n"), log)
+	require.Equal(t, 5+2+3+9+4+3+3+2+3+4*4+4, strings.Count(log, "\n"), log)
 	got := fail2ban(t, log, fail2banFilter)
 	slices.Sort(got)
-	assert.Equal(t, []string{"2001:db8::7", "203.0.113.1", "203.0.113.1", "203.0.113.2", "203.0.113.5", "203.0.113.9"}, got)
+	assert.Equal(t, []string{"2001:db8::7", "203.0.113.1", "203.0.113.1", "203.0.113.2", "203.0.113.5", "203.0.113.8", "203.0.113.9"}, got)
 	assert.Equal(t, []string{"203.0.113.2"}, fail2ban(t, log, fail2banFilter+"[tier=login]"))
 
 	// A 429 of somebody else's, lines of other loggers, and lines that are cut off.
@@ -114,6 +143,7 @@ func TestFail2banFilter(t *testing.T) {
 	log = strings.Join([]string{
 		regexp.MustCompile(`"tiered_limit_outcome".*`).ReplaceAllString(line, `"x":""}`),
 		line[:strings.Index(line, `","tiered_limit_tier"`)],
+		line[:strings.Index(line, `,"tiered_limit_client"`)] + "}",
 		strings.Replace(line, "handled request", "something else", 1),
 		strings.Replace(line, `"tiered_limit_outcome":"refused"`, `"tiered_limit_outcome":"served"`, 1),
 		strings.Replace(line, "203.0.113.1", "203.0.113.77", -1),

@@ -82,6 +82,18 @@ func (h *Handler) noteRefusal(rec *record, r refusal, now time.Time) {
 	c.Write(fields...)
 }
 
+// refusedClient is the address of the client of a refused request, whole, for whoever bans by it. It is empty unless log_keys
+// allows it, and where the peer stands in for a client that is not known: that may be one's own proxy.
+func (rec *record) refusedClient() string {
+	if !rec.h.LogKeys || !rec.h.topology.Stated() {
+		return ""
+	}
+	if rec.resolve(); !rec.client.Known() || rec.client.Fallback.OfChain() {
+		return ""
+	}
+	return rec.client.Addr.String()
+}
+
 // announceStacks says once of each stack what is in force. Of one that is disabled its warning has said so.
 func announceStacks(handlers []*Handler) {
 	for _, s := range statusOf(handlers).Stacks {
@@ -149,5 +161,8 @@ func (rec *record) logOutcome(out outcome, tier string) {
 	extra.Set(zap.String("tiered_limit_outcome", out.String()))
 	if tier != "" {
 		extra.Set(zap.String("tiered_limit_tier", tier))
+		if client := rec.refusedClient(); client != "" {
+			extra.Set(zap.String("tiered_limit_client", client))
+		}
 	}
 }
