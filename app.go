@@ -154,9 +154,9 @@ func (a *App) define(h *Handler) error {
 			a.defined[at] = mine
 			continue
 		}
-		if field := sameTier(first, mine); field != "" {
-			return fmt.Errorf("stack %q defines its tier %q twice, with a different %s; handlers that share a name share "+
-				"the counters, so the tier must be the same everywhere", h.Name, t.Name, field)
+		if d := differenceOf(first, mine); d != nil {
+			return fmt.Errorf("tier %q is defined twice, with a different %s: %s in %s, %s in %s; handlers that share a name share the "+
+				"counters, so the tier must be the same everywhere", t.Name, d.field, orNone(d.first), first.where, orNone(d.second), mine.where)
 		}
 	}
 	return nil

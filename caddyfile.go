@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -102,6 +103,9 @@ func (p *directiveParser) parseSubdirective() error {
 		"store":          p.parseStore,
 	}[word]
 	if !known {
+		if advice := migration[word]; advice != "" {
+			return p.Errf("unknown subdirective %q of tiered_limit: %s", word, advice)
+		}
 		return p.Errf("unknown subdirective %q of tiered_limit; expected trusted_hops, ipv4_prefix, ipv6_prefix, nat64_prefix, tier, charge, "+
 			"exempt, exempt_clients, preflight, headers, body, cors, jitter, log_keys, dry_run, events or store", word)
 	}
@@ -111,6 +115,28 @@ func (p *directiveParser) parseSubdirective() error {
 		}
 	}
 	return parse()
+}
+
+// migrating says where words of other limiters are explained.
+const migrating = `; see "Migrating from rate_limit" in the README`
+
+// migration says what stands for words that other limiters have, and where those belong that stand in the wrong place.
+var migration = map[string]string{
+	"rate_limit":     "write tiers into tiered_limit" + migrating,
+	"zone":           "a zone is a tier, such as: tier api 100/m" + migrating,
+	"window":         "count and window stand together, such as: tier ip 100/m" + migrating,
+	"rate":           "count and window stand together, such as: tier ip 100/m" + migrating,
+	"max_events":     "count and window stand together, such as: tier ip 100/m" + migrating,
+	"log_key":        "write log_keys" + migrating,
+	"sweep_interval": "there is no sweep, so leave it out" + migrating,
+	"distributed":    "write store redis" + migrating,
+	"storage":        "write store redis" + migrating,
+	"burst":          "add a limit with a shorter window, such as: tier ip 20/s 600/m",
+	"key":            "a key belongs into a tier",
+	"match":          "match belongs into a tier",
+	"match_mode":     "match_mode belongs into a tier",
+	"clients":        "clients belongs into a tier",
+	"share":          "share belongs into a tier",
 }
 
 // once refuses a subdirective that the block has already.
@@ -214,6 +240,9 @@ func (p *directiveParser) parseWord(into *string, allowed ...string) error {
 func (p *directiveParser) parseFlag(into *bool) error {
 	word := p.Val()
 	if p.NextArg() {
+		if word == "events" {
+			return p.Errf("unexpected %q: events takes no argument; a count stands with its window, such as: tier ip %[1]s/m%[2]s", p.Val(), migrating)
+		}
 		return p.Errf("unexpected %q: %s takes no argument", p.Val(), word)
 	}
 	*into = true
@@ -333,13 +362,14 @@ func (p *directiveParser) parseTier() error {
 	if !p.NextArg() {
 		return p.Err("tier needs a name and a limit, such as: tier ip 600/m")
 	}
-	t := &Tier{Name: p.Val(), Limits: []TierLimit{}}
+	t, line := &Tier{Name: p.Val(), Limits: []TierLimit{}}, p.Line()
 	if err := checkName("tier", t.Name); err != nil {
 		return p.WrapErr(err)
 	}
-	if err := p.once("tier " + t.Name); err != nil {
-		return err
+	if p.seen["tier "+t.Name] {
+		return p.Errf("tier %q is given twice; several limits of a tier stand on one line, such as: tier %[1]s 20/s 600/m", t.Name)
 	}
+	p.seen["tier "+t.Name] = true
 	args := 0
 	for ; p.NextArg(); args++ {
 		if p.Val() == "off" {
@@ -367,7 +397,7 @@ func (p *directiveParser) parseTier() error {
 		}
 	}
 	if err := t.check(); err != nil {
-		return p.WrapErr(err)
+		return fmt.Errorf("%w, at %s:%d", err, p.File(), line)
 	}
 	p.handler.Tiers = append(p.handler.Tiers, t)
 	return nil
@@ -408,6 +438,9 @@ func (p *directiveParser) parseTierLine(t *Tier, seen map[string]bool) error {
 		return p.parseWord(&t.Charge, "served", "checked")
 	case "dry_run":
 		return p.parseDryRun(&t.DryRun, &t.DryRunHeader)
+	}
+	if word == "events" || word == "window" || word == "rate" {
+		return p.Errf("unknown word %q in tier %q: count and window stand on the tier's line, such as: tier %[2]s 100/m%[3]s", word, t.Name, migrating)
 	}
 	return p.Errf("unknown word %q in tier %q; expected key, match, match_mode, clients, share, charge or dry_run", word, t.Name)
 }
@@ -481,6 +514,15 @@ func (p *directiveParser) parseShare(t *Tier) error {
 	return p.parseMatch(fmt.Sprintf("tier %q: share %d%%", t.Name, percent), &s.MatcherSetsRaw)
 }
 
+// storeNames lists the stores that this Caddy has.
+func storeNames() []string {
+	var names []string
+	for _, module := range caddy.GetModules("http.tiered_limit.stores") {
+		names = append(names, module.ID.Name())
+	}
+	return names
+}
+
 // parseStore reads the name of a store module and hands it the rest of the line and the block.
 func (p *directiveParser) parseStore() error {
 	if !p.NextArg() {
@@ -488,6 +530,9 @@ func (p *directiveParser) parseStore() error {
 	}
 	name := p.Val()
 	id := "http.tiered_limit.stores." + name
+	if _, err := caddy.GetModule(id); err != nil {
+		return p.Errf("there is no store %q in this Caddy; there are %s", name, strings.Join(storeNames(), ", "))
+	}
 	module, err := caddyfile.UnmarshalModule(p.Dispenser, id)
 	if err != nil {
 		return p.about(fmt.Sprintf("store %q", name), err)
@@ -495,6 +540,10 @@ func (p *directiveParser) parseStore() error {
 	store, ok := module.(Store)
 	if !ok {
 		return p.Errf("store %q: module %T is not a store", name, module)
+	}
+	if _, shared := module.(SharedStore); shared && p.handler.Name == "" {
+		return p.Errf("store %q is shared by instances, so the stack needs a name, which says that its counters are the same everywhere: "+
+			"tiered_limit api { ... }", name)
 	}
 	p.handler.StoreRaw = caddyconfig.JSONModuleObject(store, "backend", name, nil)
 	return nil

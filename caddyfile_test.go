@@ -172,18 +172,18 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 	long := strings.Repeat("a", 65)
 	expected := "; expected trusted_hops, ipv4_prefix, ipv6_prefix, nat64_prefix, tier, charge, exempt, exempt_clients, preflight, headers, " +
 		"body, cors, jitter, log_keys, dry_run, events or store"
-	const empty = "; if it comes from an environment variable, that variable is set but empty"
+	const empty = "; if it comes from an environment variable, that variable is empty or not set"
 	for _, c := range []struct {
 		block string
 		line  int
 		want  string
 	}{
 		// The block.
-		{"", 5, `the stack has no tier`},
+		{"", 5, `the stack has no tier; write at least one, such as: tier ip 600/m`},
 		{"bogus", 4, `unknown subdirective "bogus" of tiered_limit` + expected},
 		{tier + "TIER ip 5/s", 5, `unknown subdirective "TIER" of tiered_limit` + expected},
-		{tier + "match method POST", 5, `unknown subdirective "match" of tiered_limit` + expected},
-		{tier + "key a", 5, `unknown subdirective "key" of tiered_limit` + expected},
+		{tier + "match method POST", 5, `unknown subdirective "match" of tiered_limit: match belongs into a tier`},
+		{tier + "key a", 5, `unknown subdirective "key" of tiered_limit: a key belongs into a tier`},
 		{tier + "trusted-hops 1", 5, `unknown subdirective "trusted-hops" of tiered_limit` + expected},
 		{tier + "\"\"", 5, `unknown subdirective "" of tiered_limit` + expected},
 		// trusted_hops.
@@ -284,8 +284,8 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 		// The store.
 		{"store", 4, `store needs a backend, such as memory`},
 		{"store {\n}", 4, `store needs a backend, such as memory`},
-		{"store nope", 4, `store "nope": getting module named 'http.tiered_limit.stores.nope': module not registered: ` +
-			`http.tiered_limit.stores.nope`},
+		{"store nope", 4, `there is no store "nope" in this Caddy; there are away, failing_test, memory, redis`},
+		{"store redis {\naddress localhost:1\n}", 6, `store "redis" is shared by instances, so the stack needs a name, which says that its counters are the same everywhere: tiered_limit api { ... }`},
 		{"store memory 5", 4, `store "memory": unexpected argument "5": store memory takes a block only`},
 		{"store memory\nstore memory", 5, `store is given twice`},
 		{"store memory {\nmax_keys 0\n}", 5, `store "memory": max_keys 0 is not a whole number from 1 to 2147483647`},
@@ -307,8 +307,14 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 		{"tier ip off off", 4, `tier "ip": off cannot stand beside limits`},
 		{"tier ip 5/s 6/1000ms", 4, `tier "ip" has two limits with a window of 1s`},
 		{"tier ip 5/s 6/m 7/1s {\ndry_run\n}", 4, `tier "ip" has two limits with a window of 1s`},
-		{"tier ip 5/s\n\ntier ip 6/m", 6, `tier ip is given twice`},
-		{"tier api 5/s", 4, `tier "api" has no key; only tiers named ip, user and global have a default one`},
+		{"tier ip 5/s\n\ntier ip 6/m", 6, `tier "ip" is given twice; several limits of a tier stand on one line, such as: tier ip 20/s 600/m`},
+		{"tier ip 5/s\n\ntier api 5/s {\ncharge served\n}", 6, `tier "api" has no key: write key {http.tiered_limit.client_ip} to limit each client, or another key; only tiers named ip, user and global have a default one`},
+		{"tier ip 5/s {\nwindow 1m\n}", 5, `unknown word "window" in tier "ip": count and window stand on the tier's line, such as: tier ip 100/m; see "Migrating from rate_limit" in the README`},
+		{"zone api", 4, `unknown subdirective "zone" of tiered_limit: a zone is a tier, such as: tier api 100/m; see "Migrating from rate_limit" in the README`},
+		{"tier ip 5/s\nwindow 1m", 5, `unknown subdirective "window" of tiered_limit: count and window stand together, such as: tier ip 100/m; see "Migrating from rate_limit" in the README`},
+		{"events 100", 4, `unexpected "100": events takes no argument; a count stands with its window, such as: tier ip 100/m; see "Migrating from rate_limit" in the README`},
+		{"rate_limit", 4, `unknown subdirective "rate_limit" of tiered_limit: write tiers into tiered_limit; see "Migrating from rate_limit" in the README`},
+		{"tier api 5/s", 4, `tier "api" has no key: write key {http.tiered_limit.client_ip} to limit each client, or another key; only tiers named ip, user and global have a default one`},
 		// Limits.
 		{"tier ip 5", 4, `tier "ip": limit "5" is not of the form <count>/<window>, such as 600/m`},
 		{"tier ip 5 m", 4, `tier "ip": limit "5" is not of the form <count>/<window>, such as 600/m`},
@@ -393,7 +399,7 @@ func TestF2CaddyfileMistakesAroundTheBlock(t *testing.T) {
 			`stack name "a.b" has characters other than a-z, 0-9, _ and -, at Caddyfile:2`},
 		{":8080 {\n\ttiered_limit @nope {\n\t\ttier ip 5/s\n\t}\n}", `unrecognized matcher name: @nope`},
 		{":8080 {\n\ttiered_limit api @post {\n\t\ttier ip 5/s\n\t}\n}", `unexpected "@post": tiered_limit takes one name, at Caddyfile:2`},
-		{":8080 {\n\ttiered_limit\n}", `the stack has no tier, at Caddyfile:2`},
+		{":8080 {\n\ttiered_limit\n}", `the stack has no tier; write at least one, such as: tier ip 600/m, at Caddyfile:2`},
 		{":8080 {\n\ttier ip 5/s\n}", `Caddyfile:2: unrecognized directive: tier`},
 		{":8080 {\n\ttiered_limit\n\t{\n\t\ttier ip 5/s\n\t}\n}", `Unexpected '{' on a new line`},
 		{":8080 {\n\ttiered_limit {\n\t\ttier ip 5/s\n", `unexpected EOF, at Caddyfile:3`},
@@ -457,9 +463,9 @@ func TestCaddyfileVariables(t *testing.T) {
 		assert.Equal(t, want, siteJSON(t, block), "block: %s", block)
 	}
 	for block, want := range map[string]string{
-		"tier ip {$TL_EMPTY:600}/m":     `the count is empty; if it comes from an environment variable, that variable is set but empty, at Caddyfile:4`,
-		"tier ip {$TL_UNSET}/m":         `the count is empty; if it comes from an environment variable, that variable is set but empty, at Caddyfile:4`,
-		"tier ip 5/{$TL_EMPTY:1m}":      `the window is empty; if it comes from an environment variable, that variable is set but empty, at Caddyfile:4`,
+		"tier ip {$TL_EMPTY:600}/m":     `the count is empty; if it comes from an environment variable, that variable is empty or not set, at Caddyfile:4`,
+		"tier ip {$TL_UNSET}/m":         `the count is empty; if it comes from an environment variable, that variable is empty or not set, at Caddyfile:4`,
+		"tier ip 5/{$TL_EMPTY:1m}":      `the window is empty; if it comes from an environment variable, that variable is empty or not set, at Caddyfile:4`,
 		"tier ip {$TL_YES}/m":           `the count "yes" is not a whole number of 0 or more, at Caddyfile:4`,
 		"tier ip {$TL_UNSET}":           `tier "ip" needs at least one limit, such as 600/m, or off, at Caddyfile:4`,
 		"trusted_hops {$TL_YES}":        `trusted_hops "yes" is not a whole number from 0 to 64, at Caddyfile:4`,

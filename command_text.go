@@ -345,8 +345,8 @@ func (c *clientView) print(w io.Writer) error {
 }
 
 func orNone(s string) string {
-	if s == "" {
-		return "none known"
+	if s == "" || s == "null" {
+		return "none"
 	}
 	return s
 }

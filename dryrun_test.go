@@ -74,7 +74,7 @@ func TestDryRunHeaderInJSONNeedsADryRun(t *testing.T) {
 func TestDryRunHeaderMustAgreeInASharedTier(t *testing.T) {
 	_, err := tryLoad(t, ":8081 {\ntiered_limit dry-shared {\ntier global 1/m {\ndry_run\n}\n}\n}\n"+
 		":8082 {\ntiered_limit dry-shared {\ntier global 1/m {\ndry_run header\n}\n}\n}")
-	assert.ErrorContains(t, err, `defines its tier "global" twice, with a different dry_run`)
+	assert.ErrorContains(t, err, `tier "global" is defined twice, with a different dry_run`)
 }
 
 func TestDryRunSyntax(t *testing.T) {

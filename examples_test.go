@@ -279,7 +279,7 @@ func checkGraphQL(t *testing.T, text string) {
 		t.Setenv("TRUST_PROXY", "0")
 		t.Setenv("RATE_LIMIT_MAX", "")
 		_, err := tryLoad(t, text)
-		assert.ErrorContains(t, err, "set but empty")
+		assert.ErrorContains(t, err, "empty or not set")
 	})
 }
 
@@ -384,7 +384,7 @@ func checkShared(t *testing.T, text string) {
 
 	first, rest, _ := strings.Cut(text, "\t\timport limits\n")
 	_, err := tryLoad(t, first+"\t\ttrusted_hops 0\n\t\ttier ip 11/m\n"+rest)
-	assert.ErrorContains(t, err, `"ip" twice, with a different limits`)
+	assert.ErrorContains(t, err, `"ip" is defined twice, with a different limits: `)
 }
 
 func checkDryRun(t *testing.T, text string) {

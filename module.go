@@ -127,6 +127,7 @@ type Handler struct {
 	storeMeter *storeMeter
 	sampling   uint32 // which decisions are measured: those whose random number has none of these bits
 
+	site       string            // where the handler is, for people: a host and a listen address
 	stackLabel string            // the stack as logs and metrics name it
 	matchText  map[string]string // the matchers of each tier, as configured
 	shareText  map[string]string // and its shares

@@ -52,7 +52,7 @@ func (p *placeholderProbe) check(name string) error {
 	}
 	value, known := p.repl.Get(name)
 	if !known {
-		return fmt.Errorf("placeholder {%s} does not exist in Caddy; for the client's address write {%s}", name, clientPlaceholder)
+		return fmt.Errorf("placeholder {%s} does not exist in Caddy; %s", name, insteadOfUnknown(name))
 	}
 	if isPeerHost(name) && value == "" {
 		return fmt.Errorf("placeholder {%s} has a number of bits that an address does not have", name)
@@ -79,6 +79,25 @@ func neverAField(name string) bool {
 		return true
 	}
 	return false
+}
+
+// insteadOfUnknown says what to write instead of a request's placeholder that does not exist.
+func insteadOfUnknown(name string) string {
+	for wrong, right := range map[string]string{
+		"headers.": "header.", "cookies.": "cookie.", "query.": "uri.query.", "params.": "uri.query.", "header_": "header.",
+	} {
+		if rest, ok := strings.CutPrefix(name, "http.request."+wrong); ok {
+			return fmt.Sprintf("write {http.request.%s%s}", right, rest)
+		}
+	}
+	for wrong, right := range map[string]string{
+		"path": "http.request.uri.path", "query": "http.request.uri.query", "user.id": userPlaceholder, "user": userPlaceholder,
+	} {
+		if name == "http.request."+wrong {
+			return "write {" + right + "}"
+		}
+	}
+	return "for the client's address write {" + clientPlaceholder + "}"
 }
 
 // insteadOf says what to write instead of a placeholder that is always empty, if there is something.

@@ -94,13 +94,20 @@ func TestF1UnknownPlaceholders(t *testing.T) {
 		"http.request.remote.ip", "http.request.remote.addr", "http.request.host.labels.x", "http.request.host.labels.-1",
 		"http.request.uri.path.x", "http.request.uri.path.-1", "http.request.orig_uri.path.x", "http.request.tls", "http.request.tls.sni",
 		"http.request.tls.client", "http.request.tls.client.cn", "http.request.tls.client.san", "http.request.tls.client.san.dns",
-		"http.request.tls.client.san.ips.x", "http.request.tls.client.san.ips.-1", "http.request.headers.X-A", "http.request.cookies.a",
-		"http.request.query.a", "http.request.path", "http.request.user.id", "http.request.method ",
+		"http.request.tls.client.san.ips.x", "http.request.tls.client.san.ips.-1", "http.request.method ",
 	} {
 		block := "tier t 5/s {\nkey \"{" + name + "}\"\n}"
 		_, err := tryLoad(t, site(block))
 		assert.ErrorContains(t, err, `tier "t": key part "{`+name+`}": placeholder {`+name+
 			`} does not exist in Caddy; for the client's address write {http.tiered_limit.client_ip}`)
+	}
+	for name, want := range map[string]string{
+		"headers.X-A": "http.request.header.X-A", "cookies.a": "http.request.cookie.a", "query.a": "http.request.uri.query.a",
+		"params.a": "http.request.uri.query.a", "path": "http.request.uri.path", "query": "http.request.uri.query",
+		"user.id": "http.auth.user.id", "user": "http.auth.user.id", "header_X-A": "http.request.header.X-A",
+	} {
+		_, err := tryLoad(t, site("tier t 5/s {\nkey {http.request."+name+"}\n}"))
+		assert.ErrorContains(t, err, "placeholder {http.request."+name+"} does not exist in Caddy; write {"+want+"}")
 	}
 }
 

@@ -25,12 +25,6 @@ type location struct {
 func (h *Handler) findLocation(ctx caddy.Context, config []byte) (location, error) {
 	route, where := currentRoute(h.server)
 	p := location{stack: h.Name, label: h.Name, namedRoute: where == inNamedRoute}
-	if h.Name != "" {
-		return p, nil
-	}
-	if p.namedRoute {
-		return p, errors.New("a tiered_limit inside a named route needs a name, since the route may be invoked from many places")
-	}
 	var listen, hosts []string
 	if h.server != nil {
 		listen = slices.Sorted(slices.Values(h.server.Listen))
@@ -38,11 +32,21 @@ func (h *Handler) findLocation(ctx caddy.Context, config []byte) (location, erro
 	if route != nil {
 		hosts = routeHosts(route)
 	}
+	h.site = unnamedLabel(listen, hosts)
+	if p.namedRoute {
+		h.site = "a named route"
+	}
+	if h.Name != "" {
+		return p, nil
+	}
+	if p.namedRoute {
+		return p, errors.New("a tiered_limit inside a named route needs a name, since the route may be invoked from many places")
+	}
 	site := fmt.Sprintf("%q %q", listen, hosts)
 	equal := site + " " + string(config)
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", equal, h.app.ordinal(equal)))
 	p.stack = "." + hex.EncodeToString(sum[:16])
-	p.label = unnamedLabel(listen, hosts)
+	p.label = h.site
 	if ordinal := h.app.ordinal("label " + p.label); ordinal > 1 {
 		p.label += " #" + strconv.Itoa(ordinal)
 	}

@@ -185,7 +185,7 @@ func TestF4SnippetAndName(t *testing.T) {
 	assert.Equal(t, 2, e.served(3, to("a.test")))
 	assert.Equal(t, 0, e.served(3, to("b.test")), "shared")
 	err := e.tryReload(sites(named, strings.Replace(named, "2/m", "3/m", 1)))
-	assert.ErrorContains(t, err, `stack "f4-shared" defines its tier "ip" twice, with a different limits`)
+	assert.ErrorContains(t, err, `stack "f4-shared": tier "ip" is defined twice, with a different limits: `)
 	assert.Equal(t, 0, e.served(1, to("b.test")), "the refused config changed nothing")
 }
 
@@ -223,7 +223,9 @@ func TestF4SharedTierDefinition(t *testing.T) {
 		if c.different == "" {
 			assert.NoError(t, err, "%+v", c)
 		} else {
-			assert.ErrorContains(t, err, `stack "f4-fields" defines its tier "t" twice, with a different `+c.different+";", "%+v", c)
+			assert.ErrorContains(t, err, `stack "f4-fields": tier "t" is defined twice, with a different `+c.different+": ", "%+v", c)
+			assert.ErrorContains(t, err, " in a.test "+listen+", ", "%+v", c)
+			assert.ErrorContains(t, err, " in b.test "+listen+"; handlers that share a name", "%+v", c)
 		}
 		if e != nil {
 			e.close()

@@ -23,6 +23,7 @@ type (
 	Connector        = store.Connector
 	Fallible         = store.Fallible
 	Rememberer       = store.Rememberer
+	SharedStore      = store.Shared
 	UnavailableError = store.UnavailableError
 )
 

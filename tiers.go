@@ -276,7 +276,8 @@ func (t *Tier) checkKeys() error {
 		}
 	}
 	if len(t.Keys) == 0 && defaultKeys(t.Name) == nil {
-		return fmt.Errorf("tier %q has no key; only tiers named ip, user and global have a default one", t.Name)
+		return fmt.Errorf("tier %q has no key: write key {%s} to limit each client, or another key; only tiers named ip, user and global "+
+			"have a default one", t.Name, clientPlaceholder)
 	}
 	return nil
 }
@@ -318,7 +319,7 @@ func parseLimit(s string) (TierLimit, error) {
 }
 
 // errEmptyVariable explains an empty count or window, which a variable that is set but empty leaves.
-var errEmptyVariable = errors.New("if it comes from an environment variable, that variable is set but empty")
+var errEmptyVariable = errors.New("if it comes from an environment variable, that variable is empty or not set")
 
 func parseCount(s string) (int64, error) {
 	if s == "" {
@@ -348,57 +349,66 @@ func parseWindow(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// sameTier names the field in which two definitions of a shared tier differ, or returns "".
-func sameTier(a, b *tierDefinition) string {
-	switch {
-	case a.limits != b.limits:
-		return "limits"
-	case a.keys != b.keys:
-		return "key"
-	case a.match != b.match:
-		return "match"
-	case a.literal != b.literal:
-		return "match_mode"
-	case a.clients != b.clients:
-		return "clients"
-	case a.shares != b.shares:
-		return "share"
-	case a.charge != b.charge:
-		return "charge"
-	case a.dryRun != b.dryRun || a.dryRunHeader != b.dryRunHeader:
-		return "dry_run"
-	case a.prefixes != b.prefixes:
-		return "ipv4_prefix or ipv6_prefix"
-	case a.store != b.store:
-		return "store"
+// difference is in what two definitions of a shared tier differ: how the field is called in a Caddyfile, and what each has.
+type difference struct{ field, first, second string }
+
+// differenceOf finds the first difference of two definitions, or returns nil.
+func differenceOf(a, b *tierDefinition) *difference {
+	for _, d := range []difference{
+		{"limits", a.limits, b.limits},
+		{"key", a.keys, b.keys},
+		{"match", a.match, b.match},
+		{"match_mode", a.matchMode, b.matchMode},
+		{"clients", a.clients, b.clients},
+		{"share", a.shares, b.shares},
+		{"charge", a.charge, b.charge},
+		{"dry_run", a.dryRun, b.dryRun},
+		{"ipv4_prefix or ipv6_prefix", prefixText(a.prefixes), prefixText(b.prefixes)},
+		{"store", a.store, b.store},
+	} {
+		if d.first != d.second {
+			return &d
+		}
 	}
-	return ""
+	return nil
 }
+
+// clientsText is whom a tier concerns, as a Caddyfile has it.
+func clientsText(clients, not []string) string {
+	return strings.TrimSpace(strings.Join(clients, " ") + strings.Join(append([]string{""}, not...), " not "))
+}
+
+func prefixText(p clientip.Prefixes) string { return fmt.Sprintf("/%d and /%d", p.V4, p.V6) }
 
 // tierDefinition is everything in which a tier must agree wherever its name appears in a named stack.
 type tierDefinition struct {
-	limits, keys, match, clients, shares, charge, store string
-	dryRun, dryRunHeader, literal                       bool
-	prefixes                                            clientip.Prefixes
+	where                                                                  string // the site, for people
+	limits, keys, match, matchMode, clients, shares, charge, dryRun, store string
+	prefixes                                                               clientip.Prefixes
 }
 
 func (t *Tier) definition(h *Handler) *tierDefinition {
 	d := &tierDefinition{
-		limits: jsonText(t.Limits),
-		keys:   jsonText(t.keyLines()),
-		match:  h.matchText[t.Name],
-		shares: h.shareText[t.Name],
-
-		literal: t.MatchMode == "literal",
-		clients: jsonText([2][]string{t.Clients, t.NotClients}),
-
-		charge: t.effectiveCharge(h.Charge),
-		dryRun: t.DryRun,
-
-		dryRunHeader: t.DryRunHeader,
-
-		prefixes: h.prefixes,
-		store:    h.storeText,
+		where:     h.site,
+		keys:      jsonText(t.keyLines()),
+		match:     h.matchText[t.Name],
+		matchMode: cmp.Or(t.MatchMode, "careful"),
+		clients:   clientsText(t.Clients, t.NotClients),
+		shares:    h.shareText[t.Name],
+		charge:    t.effectiveCharge(h.Charge),
+		dryRun:    "off",
+		prefixes:  h.prefixes,
+		store:     h.storeText,
+	}
+	for _, l := range t.Limits {
+		d.limits += fmt.Sprintf(" %d/%s", l.Count, shortDuration(time.Duration(l.Window)))
+	}
+	d.limits = strings.TrimPrefix(d.limits, " ")
+	switch {
+	case t.DryRunHeader:
+		d.dryRun = "header"
+	case t.DryRun:
+		d.dryRun = "on"
 	}
 	return d
 }

@@ -22,7 +22,7 @@ func (h *Handler) check() error {
 		return err
 	}
 	if len(h.Tiers) == 0 {
-		return errors.New("the stack has no tier")
+		return errors.New("the stack has no tier; write at least one, such as: tier ip 600/m")
 	}
 	if len(h.Tiers) > maxTiers {
 		return fmt.Errorf("the stack has %d tiers; at most %d are possible", len(h.Tiers), maxTiers)

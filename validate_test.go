@@ -87,7 +87,7 @@ func TestJSONMistakes(t *testing.T) {
 		// Tiers.
 		{`"tiers":[{"limits":[{"count":5,"window":"1m"}]}]`, `tier name "" is not 1 to 64 characters long`},
 		{`"tiers":[{"name":"a b","limits":[]}]`, `tier name "a b" has characters other than a-z, 0-9, _ and -`},
-		{`"tiers":[{"name":"api","limits":[{"count":5,"window":"1m"}]}]`, `tier "api" has no key; only tiers named ip, user and global`},
+		{`"tiers":[{"name":"api","limits":[{"count":5,"window":"1m"}]}]`, `tier "api" has no key: write key {http.tiered_limit.client_ip} to limit each client, or another key; only tiers named ip, user and global`},
 		{`"tiers":[{"name":"ip"}]`, `tier "ip" has no limits; an empty list switches a tier off`},
 		{limits(`null`), `tier "ip" has no limits; an empty list switches a tier off`},
 		{tiers(`"charge":"never"`), `tier "ip": charge "never" is not one of served, checked`},

@@ -69,6 +69,13 @@ const (
 	InsteadLocal Instead = "local"
 )
 
+// Shared is implemented by stores whose counters several instances share, so that a stack without a name, which no other
+// instance could know it by, has none there.
+type Shared interface {
+	// Shared does nothing.
+	Shared()
+}
+
 // Fallible is implemented by counters of a store that can fail.
 type Fallible interface {
 	// FailureKinds are all values that [UnavailableError.Kind] and [Decision.Degraded] can have, at most 16, so that

@@ -12,8 +12,8 @@ import (
 // and to whom a hit belongs, is decided before it is asked.
 //
 // A store is a Caddy module in the namespace http.tiered_limit.stores. It must be safe for concurrent use, and Open
-// must not dial: connections are made at the first decision, so that a config can be validated, and a server started,
-// while a remote store is away.
+// must not dial: a store connects when the configuration has been accepted ([Connector]), so that a config can be validated,
+// and a server started, while a remote store is away.
 type Store interface {
 	// Open returns the counters of a stack. Counters that were opened under one stack name, in stores of one
 	// configuration, are the same counters until the last of them is closed, and they outlive a configuration

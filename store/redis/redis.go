@@ -235,6 +235,9 @@ func checkPrefix(prefix string) error {
 	return nil
 }
 
+// Shared implements [store.Shared].
+func (*Redis) Shared() {}
+
 // Open returns the counters of a stack. It does not connect.
 func (r *Redis) Open(spec store.StackSpec) (store.Counters, error) {
 	if !spec.Named {
@@ -254,4 +257,5 @@ var (
 	_ caddy.Provisioner = (*Redis)(nil)
 	_ caddy.Validator   = (*Redis)(nil)
 	_ store.Store       = (*Redis)(nil)
+	_ store.Shared      = (*Redis)(nil)
 )
