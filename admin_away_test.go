@@ -32,11 +32,14 @@ func TestTheCommandsKnowWhoDecidesWithoutTheStore(t *testing.T) {
 		out, err := e.command("status")
 		require.NoError(t, err)
 		assert.NotContains(t, out, "away since")
+		away := fmt.Sprintf("store_away{stack=%q}", "away-"+c.onError)
+		assert.Equal(t, 0.0, e.metric(away))
 		server.Kill()
 		require.True(t, redistest.Await(func() bool {
 			e.send(request{peer: "192.0.2.9:1"})
 			return !h.connected()
 		}))
+		assert.Equal(t, 1.0, e.metric(away))
 
 		out, err = e.command("status")
 		require.NoError(t, err)

@@ -110,6 +110,7 @@ func (m *stackMeter) latest() []Counters {
 type held struct {
 	tracked, overflowed, remembered int64
 	tracks                          bool // the first two are known
+	away                            bool // a store cannot be reached
 }
 
 func (m *stackMeter) held() held {
@@ -122,6 +123,9 @@ func (m *stackMeter) held() held {
 		}
 		if r, ok := c.(Rememberer); ok {
 			sum.remembered += r.Remembered()
+		}
+		if c, ok := c.(Connector); ok {
+			sum.away = sum.away || c.Away() != nil
 		}
 	}
 	return sum
@@ -200,6 +204,8 @@ var (
 		[]string{"store"}, nil)
 	storeErrorsDesc = prometheus.NewDesc("caddy_tiered_limit_store_errors_total",
 		"Decisions that the store could not make, by the kind of failure.", []string{"store", "kind"}, nil)
+	storeAwayDesc = prometheus.NewDesc("caddy_tiered_limit_store_away",
+		"Whether the stack's store is not asked at present since it cannot be reached: 1 or 0.", []string{"stack"}, nil)
 	localRefusalsDesc = prometheus.NewDesc("caddy_tiered_limit_local_refusals_total",
 		"Requests refused again from memory, without asking the remote store.", []string{"stack"}, nil)
 )
@@ -208,7 +214,7 @@ var (
 func (collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
 		requestsDesc, refusalsDesc, skippedDesc, uncertainDesc, fallbackDesc, countersDesc, overflowDesc, decisionDesc,
-		storeErrorsDesc, localRefusalsDesc,
+		storeErrorsDesc, storeAwayDesc, localRefusalsDesc,
 	} {
 		ch <- desc
 	}
@@ -248,6 +254,11 @@ func (m *stackMeter) collect(ch chan<- prometheus.Metric, send func(*prometheus.
 	}
 	sum := m.held()
 	send(localRefusalsDesc, sum.remembered, m.label)
+	away := 0.0
+	if sum.away {
+		away = 1
+	}
+	ch <- prometheus.MustNewConstMetric(storeAwayDesc, prometheus.GaugeValue, away, m.label)
 	if sum.tracks {
 		ch <- prometheus.MustNewConstMetric(countersDesc, prometheus.GaugeValue, float64(sum.tracked), m.label)
 		send(overflowDesc, sum.overflowed, m.label)

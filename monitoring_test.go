@@ -78,9 +78,9 @@ func TestMonitoringUsesWhatIsThere(t *testing.T) {
 		for _, l := range f.GetMetric()[0].GetLabel() {
 			names = append(names, l.GetName())
 		}
-		labels[f.GetName()] = append(names, "le")
+		labels[f.GetName()] = append(names, "le", "job", "instance")
 	}
-	require.Len(t, labels, 10)
+	require.Len(t, labels, 11)
 	base := func(name string) string {
 		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 			if family, cut := strings.CutSuffix(name, suffix); cut && labels[family] != nil {
@@ -125,6 +125,15 @@ func TestAlertRules(t *testing.T) {
 		assert.Contains(t, string(output), "SUCCESS")
 	}
 	tested := readText(t, "testdata/alerts_test.yml")
+	anchors := make(map[string]bool)
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(readText(t, "README.md"), -1) {
+		anchors[strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-")] = true
+	}
+	links := regexp.MustCompile(`runbook_url: https://github.com/tieredlimit/caddy-tieredlimit#(\S+)`).FindAllStringSubmatch(readText(t, "examples/grafana/alerts.yml"), -1)
+	assert.Len(t, links, strings.Count(readText(t, "examples/grafana/alerts.yml"), "- alert: "), "each alert says where to read on")
+	for _, link := range links {
+		assert.True(t, anchors[link[1]], "the README has no heading for %s", link[1])
+	}
 	for _, alert := range regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(readText(t, "examples/grafana/alerts.yml"), -1) {
 		assert.Contains(t, tested, `alertname="`+alert[1]+`"`)
 	}
@@ -139,7 +148,7 @@ func TestDashboardQueries(t *testing.T) {
 		if strings.HasPrefix(query, "label_values(") {
 			continue
 		}
-		query = strings.NewReplacer("$__rate_interval", "5m", "$stack", ".*").Replace(query)
+		query = strings.NewReplacer("$__rate_interval", "5m", "$stack", ".*", "$job", ".*", "$instance", ".*").Replace(query)
 		text, err := json.Marshal(query)
 		require.NoError(t, err)
 		rules.WriteString("  - record: x\n    expr: " + string(text) + "\n")

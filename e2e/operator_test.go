@@ -181,6 +181,7 @@ func TestOperatorSeesTheRunningConfig(t *testing.T) {
 var families = map[string][]string{
 	"requests_total": {"outcome", "stack"}, "refusals_total": {"dry_run", "stack", "tier"}, "skipped_total": {"stack", "tier"},
 	"uncertain_total":       {"stack", "tier"},
+	"store_away":            {"stack"},
 	"client_fallback_total": {"reason", "stack"}, "counters": {"stack"}, "overflow_total": {"stack"},
 	"local_refusals_total": {"stack"}, "store_errors_total": {"kind", "store"}, "decision_seconds_bucket": {"store", "le"},
 	"decision_seconds_sum": {"store"}, "decision_seconds_count": {"store"},
