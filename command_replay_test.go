@@ -782,9 +782,10 @@ func TestAReplayOfALogWithoutTheNeededFields(t *testing.T) {
 	}
 	for content, want := range map[string]string{
 		"": "the log is empty",
-		"2026/03/01 00:00:00\tINFO\thttp.log.access\thandled request\t{}\n": "console encoder",
-		`1.2.3.4 - - [01/Mar/2026:00:00:00 +0000] "GET / HTTP/1.1" 200 5`:   "common log format",
-		`{"level":"info","ts":1,"msg":"server running"}`:                    "no access lines",
+		"2026/03/01 00:00:00\tINFO\thttp.log.access\thandled request\t{\"request\"\n": `1 line could not be used: they are cut off, and in the console format`,
+		`1.2.3.4 - - [01/Mar/2026:00:00:00 +0000] "GET / HTTP/1.1" 200 5`:             `let Caddy write JSON: log { format json }; the first begins with "1.2.3.4 - - `,
+		"hello \x1b[31m\n": `they are no JSON objects, also behind what a collector may have put in front; the first begins with "hello \x1b[31m"`,
+		`{"level":"info","ts":1,"msg":"server running"}`: "no access lines",
 	} {
 		rep := replayLog(t, config, content, replay.Options{})
 		require.Contains(t, strings.Join(rep.Notes, "\n"), want)
@@ -958,4 +959,41 @@ func TestAReportOfHostileValuesIsText(t *testing.T) {
 		require.Equal(t, 1, strings.Count(page.String(), "<h1>"))
 		require.Contains(t, page.String(), "&lt;script&gt;alert(1)&lt;/script&gt;")
 	}
+}
+
+// A replay that has read no request fails, and its notes say why: what could not be read, with a sample and the cure. Without a
+// config only the topology is reported, and that is said.
+func TestAReplayOfNothingFails(t *testing.T) {
+	config, log := replayForShow(t)
+	dir := t.TempDir()
+	write := func(name, content string) string {
+		file := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+		return file
+	}
+	caddyfile := write("Caddyfile", config)
+	for name, c := range map[string]struct {
+		args []string
+		note string
+	}{
+		"empty":      {[]string{"--config", caddyfile, write("empty.log", "")}, "the log is empty"},
+		"garbage":    {[]string{"--config", caddyfile, write("garbage.log", "a\nb\n")}, `2 lines could not be used: they are no JSON objects`},
+		"no access":  {[]string{"--config", caddyfile, write("other.log", `{"level":"info","msg":"x"}`)}, "the log has no access lines"},
+		"common log": {[]string{"--topology", write("clf.log", `1.2.3.4 - - [01/Mar/2026:00:00:00 +0000] "GET / HTTP/1.1" 200 5`)}, "common log format"},
+	} {
+		out, err := replayCommand(t, nil, c.args...)
+		require.EqualError(t, err, "no request could be read from the log; the notes of the report say why", name)
+		require.Contains(t, words(out), c.note, name)
+		require.NotContains(t, out, "is the log that of this config?", name)
+	}
+	access := write("access.log", log)
+	out, err := replayCommand(t, nil, "--topology", access)
+	require.NoError(t, err)
+	require.Contains(t, out, "only the topology is reported, as --topology asks")
+	require.NotContains(t, out, "is the log that of this config?")
+	t.Chdir(t.TempDir())
+	out, err = replayCommand(t, nil, access)
+	require.NoError(t, err)
+	require.Contains(t, out, "no config found: only the topology is reported")
+	require.NotContains(t, out, "is the log that of this config?")
 }

@@ -57,6 +57,8 @@ type lineStats struct {
 	Redacted []int64       // field lines whose value was redacted, by index of the wanted name
 	coarse   bool          // a time was a whole second
 	fine     bool          // a time was not
+
+	samples [badKinds]string // the beginning of the first line of each kind that could not be used
 }
 
 // badKind says why a line could not be used.
@@ -105,6 +107,9 @@ func (s *lineStats) add(o *lineStats) {
 	s.Other += o.Other
 	for i := range o.Bad {
 		s.Bad[i] += o.Bad[i]
+		if s.samples[i] == "" {
+			s.samples[i] = o.samples[i]
+		}
 	}
 	for i := range o.Missing {
 		s.Missing[i] += o.Missing[i]
@@ -119,8 +124,19 @@ func (s *lineStats) add(o *lineStats) {
 	s.fine = s.fine || o.fine
 }
 
-// bad is how many lines could not be used.
-func (s *lineStats) bad() int64 {
+// maxSample is how many bytes of a line are kept as a sample.
+const maxSample = 120
+
+// bad counts a line that could not be used.
+func (s *lineStats) bad(kind badKind, line []byte) {
+	s.Bad[kind]++
+	if s.samples[kind] == "" {
+		s.samples[kind] = string(line[:min(len(line), maxSample)])
+	}
+}
+
+// allBad is how many lines could not be used.
+func (s *lineStats) allBad() int64 {
 	var n int64
 	for _, k := range s.Bad {
 		n += k

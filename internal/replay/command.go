@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 )
@@ -46,7 +47,7 @@ Nothing is served, and nothing but the tiered_limit handlers is provisioned: no
 listeners, certificates, logs or other apps. Counters are kept in memory only,
 whatever store the config names.
 
-Logs may be compressed by gzip and given in any order; - or no name at all reads
+Logs may be compressed by gzip or zstd and given in any order; - or no name at all reads
 standard input. Of several logs the requests are merged by time.
 
 Caddy redacts the fields Authorization, Proxy-Authorization and Cookie unless the
@@ -104,12 +105,23 @@ func (f *flags) run(cmd *cobra.Command, logs []string, wrap Wrap) error {
 			return fmt.Errorf("writing the page: %w", err)
 		}
 	}
+	if err := f.print(cmd.OutOrStdout(), rep); err != nil {
+		return err
+	}
+	if rep.Log.Requests == 0 {
+		return errors.New("no request could be read from the log; the notes of the report say why")
+	}
+	return nil
+}
+
+// print writes the report as JSON or as text.
+func (f *flags) print(w io.Writer, rep *Report) error {
 	if f.json {
-		enc := json.NewEncoder(cmd.OutOrStdout())
+		enc := json.NewEncoder(w)
 		enc.SetIndent("", "  ")
 		return enc.Encode(rep)
 	}
-	return rep.WriteText(cmd.OutOrStdout())
+	return rep.WriteText(w)
 }
 
 // options are the options that the flags stand for.
@@ -134,8 +146,13 @@ func (f *flags) options(logs []string, wrap Wrap) (*Options, error) {
 	if o.Shape.Candidates, err = parseLimits(f.limits); err != nil {
 		return nil, err
 	}
-	if f.noConfig {
+	if o.TopologyOnly = f.noConfig; f.noConfig {
 		return o, nil
+	}
+	if o.Quiet { // Caddy tells which config it has read
+		if _, err := caddy.ProvisionContext(loggingTo("FATAL")); err != nil {
+			return nil, err
+		}
 	}
 	o.Config, o.ConfigName, err = loadConfig(f.config, f.adapter)
 	return o, err

@@ -16,6 +16,7 @@ type lineReader struct {
 	sample  *durationSample // takes the durations as they are read, if there is one
 	now     fieldTexts
 	joined  []byte // the peer, as it is put together
+	inner   []byte // a line that the one being read is the envelope of
 }
 
 // fieldTexts is what one line says, still as it stands there.
@@ -63,21 +64,32 @@ var stampKeys = []string{"ts", "time", "timestamp", "@timestamp"}
 // read adds the entry of a line to a batch, or counts why there is none.
 func (l *lineReader) read(line []byte, number uint32, b *builder) {
 	b.stats.Lines++
-	line = bytes.TrimSpace(line)
-	if len(line) == 0 {
-		return
-	}
-	l.now = fieldTexts{stampRank: len(stampKeys), request: requestTexts{headers: l.now.request.headers[:0]}}
-	s := scanner{b: line}
-	if line[0] != '{' || !l.top(&s) || !s.end() {
-		b.stats.Bad[badKindOf(line)]++
-		return
+	for depth := range maxEnvelopes {
+		l.now = fieldTexts{stampRank: len(stampKeys), request: requestTexts{headers: l.now.request.headers[:0]}}
+		l.inner = nil
+		object := l.unwrap(line)
+		if len(object) == 0 {
+			return
+		}
+		s := scanner{b: object}
+		if object[0] != '{' || !l.top(&s) || !s.end() {
+			if kind := badKindOf(bytes.TrimSpace(line)); depth == 0 || kind != badJSON {
+				b.stats.bad(kind, line)
+			} else {
+				b.stats.Other++
+			}
+			return
+		}
+		if l.now.hasRequest || l.inner == nil {
+			break
+		}
+		line = l.inner
 	}
 	if !l.now.isAccess() {
 		b.stats.Other++
 		return
 	}
-	l.commit(number, b)
+	l.commit(number, line, b)
 }
 
 // top reads the members of the line's object.
@@ -122,6 +134,13 @@ func (l *lineReader) topMember(s *scanner, key text) bool {
 	case "resp_headers":
 		f.hasReply = s.is('{')
 		return s.skip(1)
+	}
+	if isEnvelope(key.raw) && s.is('"') && !f.hasRequest {
+		t, ok := s.str()
+		if inner := t.appendTo(nil); bytes.IndexByte(inner, '{') >= 0 {
+			l.inner = inner
+		}
+		return ok
 	}
 	if rank := l.stampRank(key.raw); rank <= f.stampRank {
 		f.stampRank = rank
@@ -369,7 +388,7 @@ func (f *fieldTexts) isAccess() bool {
 }
 
 // commit adds the entry that the line has told of, if it can be used.
-func (l *lineReader) commit(number uint32, b *builder) {
+func (l *lineReader) commit(number uint32, line []byte, b *builder) {
 	f, r := &l.now, &l.now.request
 	r.seen[fieldTime], r.seen[fieldDuration] = f.stamp.there, f.duration.there
 	peer, known := l.peer()
@@ -381,7 +400,7 @@ func (l *lineReader) commit(number uint32, b *builder) {
 	}
 	end, ok := l.time()
 	if !ok {
-		b.stats.Bad[badTime]++
+		b.stats.bad(badTime, line)
 		return
 	}
 	b.stats.coarse = b.stats.coarse || l.stamps.coarse
@@ -389,10 +408,10 @@ func (l *lineReader) commit(number uint32, b *builder) {
 	duration, ok := l.duration()
 	switch {
 	case !ok:
-		b.stats.Bad[badDuration]++
+		b.stats.bad(badDuration, line)
 		return
 	case !known:
-		b.stats.Bad[badPeer]++
+		b.stats.bad(badPeer, line)
 		return
 	}
 	e := entry{

@@ -52,7 +52,7 @@ func TestLinesThatAreNoRequestsAreCountedByWhatTheyAre(t *testing.T) {
 		name, line string
 		want       func(*lineStats) *int64
 	}{
-		{"console", "2026/03/01 00:00:00.000\tINFO\thttp.log.access.log0\thandled request\t{\"request\": {}}",
+		{"console", "2026/03/01 00:00:00.000\tINFO\thttp.log.access.log0\thandled request\t{\"request\": {}",
 			func(s *lineStats) *int64 { return &s.Bad[badConsole] }},
 		{"common log", `1.2.3.4 - ann [01/Mar/2026:00:00:00 +0000] "GET / HTTP/1.1" 200 5`,
 			func(s *lineStats) *int64 { return &s.Bad[badCLF] }},
@@ -81,7 +81,7 @@ func TestLinesThatAreNoRequestsAreCountedByWhatTheyAre(t *testing.T) {
 			b := oneLine(&lineReader{want: newWanted(nil, false)}, c.line)
 			require.Empty(t, b.entries)
 			require.Equal(t, int64(1), *c.want(&b.stats))
-			require.Equal(t, int64(1), b.stats.bad()+b.stats.Other, "counted once")
+			require.Equal(t, int64(1), b.stats.allBad()+b.stats.Other, "counted once")
 		})
 	}
 }

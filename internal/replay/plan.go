@@ -107,19 +107,25 @@ func provisionable(raw *rawConfig, quiet bool) (*caddy.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the reduced config: %w", err)
 	}
-	writer := `{"output":"stderr"}`
+	cfg := loggingTo("WARN")
 	if quiet {
-		writer = `{"output":"discard"}`
+		cfg = loggingTo("FATAL")
 	}
+	cfg.AppsRaw = caddy.ModuleMap{"http": app}
+	return cfg, nil
+}
+
+// loggingTo is a config without apps that logs what the stacks have to say from a level on. It goes to where Caddy logs from
+// the beginning, or Caddy would say that it has been redirected.
+func loggingTo(level string) *caddy.Config {
 	off := false
 	return &caddy.Config{
 		Admin: &caddy.AdminConfig{Disabled: true, Config: &caddy.ConfigSettings{Persist: &off}},
 		Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{"default": {
-			BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(writer), Level: "WARN"},
+			BaseLog: caddy.BaseLog{WriterRaw: json.RawMessage(`{"output":"stderr"}`), Level: level},
 			Include: []string{"http.handlers.tiered_limit"},
 		}}},
-		AppsRaw: caddy.ModuleMap{"http": app},
-	}, nil
+	}
 }
 
 // compiler makes the routes of a plan from those that were provisioned, which have the same shape.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // Report is what a replay has found out. Its JSON form only ever grows; Version counts changes that take something away.
@@ -221,14 +223,25 @@ func (r *run) notes() (notes []string) {
 	access := sum.Requests + sum.Bad[badTime] + sum.Bad[badDuration] + sum.Bad[badPeer]
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	switch {
+	case r.options.Config == nil && !r.options.TopologyOnly:
+		note("no config found: only the topology is reported; name one with --config")
+	case r.options.Config == nil:
+		note("only the topology is reported, as --topology asks")
+	}
+	switch {
 	case sum.Lines == 0:
 		note("the log is empty")
-	case access == 0 && sum.Bad[badConsole] > 0:
-		note("the log was written by the console encoder; write it as JSON: log { format json }")
-	case access == 0 && sum.Bad[badCLF] > 0:
-		note("the log is in the common log format, which lacks what a replay needs; let Caddy write JSON: log { format json }")
 	case access == 0:
 		note("the log has no access lines: each is a JSON object with a request in it")
+	}
+	for kind, n := range sum.Bad {
+		if n > 0 {
+			text := fmt.Sprintf("%s could not be used: %s", plural(n, "line"), badMeans[kind])
+			if sample := sum.samples[kind]; sample != "" {
+				text += fmt.Sprintf("; the first begins with %q", sample)
+			}
+			note("%s", text)
+		}
 	}
 	for i, n := range sum.Missing {
 		if n > 0 {
@@ -249,6 +262,18 @@ func (r *run) notes() (notes []string) {
 	return append(notes, r.plan.warnings()...)
 }
 
+// badMeans says what is wrong with lines that could not be used, and what to do about it.
+var badMeans = [badKinds]string{
+	"they are cut off, and in the console format; write the log as JSON: log { format json }",
+	"they are in the common log format, which lacks what a replay needs; let Caddy write JSON: log { format json }",
+	"they are cut off, as by a collector with a bound on lines, or the end of a file that is still written",
+	"they are no JSON objects, also behind what a collector may have put in front",
+	"they have no time that can be read; see --time-key and --time-format",
+	"they have a duration that cannot be read; see --duration-format",
+	"they do not say who the peer was (request.remote_ip)",
+	"they are too long",
+}
+
 // missingMeans says what follows where a field is missing.
 var missingMeans = [fields]string{
 	"they cannot be used", "they are taken as instantaneous", "they cannot be used", "they match no method",
@@ -259,7 +284,7 @@ var missingMeans = [fields]string{
 func (p *plan) warnings() (notes []string) {
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	for _, s := range p.sites {
-		if s.server != nil && s.met == 0 && s.passed > 0 {
+		if s.server != nil && s.server != noServer && s.met == 0 && s.passed > 0 {
 			note("none of the %d requests of server %s met a stack: is the log that of this config?", s.passed, s.label())
 		}
 		if s.failures > 0 {
@@ -272,6 +297,9 @@ func (p *plan) warnings() (notes []string) {
 			note("stack %q limits nothing: trusted_hops is not stated, so no client address can be trusted", s.info.Label)
 		case Off:
 			note("stack %q is switched off: every tier has a limit of 0", s.info.Label)
+		}
+		if text := s.distrusted(); text != "" {
+			note("%s", text)
 		}
 		for i, t := range s.tally.tiers {
 			if t.hidden > 0 {
@@ -314,13 +342,14 @@ func (s *site) topology(shape Shape) TopologyReport {
 		t.Peers = append(t.Peers, PeerReport{Peer: p.name, Requests: p.requests, Lengths: slices.Clone(p.lengths[:])})
 	}
 	for _, st := range s.stages {
-		t.Stated = append(t.Stated, st.info.statement(a))
+		t.Stated = append(t.Stated, st.statement(a))
 	}
 	return t
 }
 
 // statement compares what a stack is told with what the log implies.
-func (i *StackInfo) statement(a hopAdvice) Statement {
+func (s *stage) statement(a hopAdvice) Statement {
+	i := &s.info
 	st := Statement{Stack: i.Label, Says: "nothing is stated"}
 	fits := false
 	switch {
@@ -329,18 +358,47 @@ func (i *StackInfo) statement(a hopAdvice) Statement {
 		if i.Header != "X-Forwarded-For" {
 			st.Says += " " + i.Header
 		}
-		if a.hops < 0 || i.Hops > 0 && i.Header != a.header {
-			return st
+		if i.Hops > 0 && i.Trusted {
+			st.Says += ", believed from the server's trusted_proxies only"
 		}
-		fits = i.Hops == a.hops
+		switch {
+		case a.hops != 0 && s.tally.misplaced():
+		case a.hops < 0 || i.Hops > 0 && i.Header != a.header:
+			return st
+		default:
+			fits = i.Hops == a.hops
+		}
 	case i.Trusted:
 		st.Says = "trusted_proxies of the server"
-		return st
+		if a.hops == 0 || !s.tally.misplaced() {
+			return st
+		}
 	case a.hops < 0:
 		return st
 	}
 	st.Fits = &fits
 	return st
+}
+
+// distrusted says of which peers a stack has not believed the chains, if those are likely proxies. It is empty otherwise.
+func (s *stage) distrusted() string {
+	if s.site.chains.advise().hops == 0 || !s.tally.misplaced() {
+		return ""
+	}
+	peers := slices.SortedFunc(maps.Keys(s.tally.untrusted), func(a, b string) int {
+		return cmp.Or(cmp.Compare(s.tally.untrusted[b], s.tally.untrusted[a]), cmp.Compare(a, b))
+	})
+	var named []string
+	for _, peer := range peers[:min(len(peers), 5)] {
+		named = append(named, fmt.Sprintf("%s: %d", peer, s.tally.untrusted[peer]))
+	}
+	if more := len(peers) - len(named); more > 0 {
+		named = append(named, fmt.Sprintf("%d more", more))
+	}
+	n := s.tally.fallbacks[clientip.UntrustedPeer.String()]
+	return fmt.Sprintf("stack %q: %d requests (%s) have a forwarding header and come from peers that are not in trusted_proxies (%s), so all "+
+		"clients behind such a peer share one limit; if these are your proxies, add them to trusted_proxies and replay again",
+		s.info.Label, n, share(n, s.tally.judged()), strings.Join(named, ", "))
 }
 
 // report reports a stack.

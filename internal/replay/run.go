@@ -37,6 +37,9 @@ type Options struct {
 	// DurationUnit is s, ms or ns where durations are whole numbers. Default: concluded from the log.
 	DurationUnit string
 
+	// TopologyOnly tells that no config was asked for.
+	TopologyOnly bool
+
 	// ShowKeys puts keys other than client addresses and user names into the report as they are.
 	ShowKeys bool
 

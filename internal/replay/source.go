@@ -9,9 +9,11 @@ import (
 	"io"
 	"os"
 	"sync/atomic"
+
+	"github.com/klauspost/compress/zstd"
 )
 
-// source is one log: a file, or standard input. It may be compressed by gzip.
+// source is one log: a file, or standard input. It may be compressed by gzip or zstd.
 type source struct {
 	name  string
 	size  int64         // bytes on disk; 0 where that is not known
@@ -55,26 +57,33 @@ func newSource(name string, stdin io.Reader, read *atomic.Int64) (*source, error
 // open opens the log for reading. The bytes on disk that are read are counted.
 func (s *source) open(count *atomic.Int64) (io.ReadCloser, error) {
 	if s.stdin != nil {
-		r, err := s.unpack(countingReader{s.stdin, count})
-		return io.NopCloser(r), err
+		return s.unpack(countingReader{s.stdin, count}, io.NopCloser(nil))
 	}
 	f, err := os.Open(s.name)
 	if err != nil {
 		return nil, err
 	}
-	r, err := s.unpack(countingReader{f, count})
+	r, err := s.unpack(countingReader{f, count}, f)
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
-	return struct {
-		io.Reader
-		io.Closer
-	}{r, f}, nil
+	return r, nil
 }
 
-// unpack tells by the first bytes whether the log is compressed.
-func (s *source) unpack(r io.Reader) (io.Reader, error) {
+// openLog is a log that is being read.
+type openLog struct {
+	io.Reader
+	close func() error
+}
+
+func (l openLog) Close() error { return l.close() }
+
+// maxZstdWindow is how far back a compressed log may refer, in bytes: what zstd itself takes without being asked for more.
+const maxZstdWindow = 128 << 20
+
+// unpack tells by the first bytes whether the log is compressed. What it returns closes the file, too.
+func (s *source) unpack(r io.Reader, file io.Closer) (io.ReadCloser, error) {
 	buffered := bufio.NewReaderSize(r, 64<<10)
 	head, err := buffered.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -82,16 +91,19 @@ func (s *source) unpack(r io.Reader) (io.Reader, error) {
 	}
 	switch {
 	case bytes.HasPrefix(head, zstdMagic):
-		return nil, fmt.Errorf("%s is compressed by zstd: unpack it first, as in: zstd -dc FILE | caddy tiered-limit replay -",
-			s.name)
+		unpacked, err := zstd.NewReader(buffered, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxZstdWindow))
+		if err != nil {
+			return nil, fmt.Errorf("%s: zstd: %w", s.name, err)
+		}
+		return openLog{unpacked, func() error { unpacked.Close(); return file.Close() }}, nil
 	case bytes.HasPrefix(head, gzipMagic):
 		unpacked, err := gzip.NewReader(buffered)
 		if err != nil {
 			return nil, fmt.Errorf("%s: gzip: %w", s.name, err)
 		}
-		return unpacked, nil
+		return openLog{unpacked, file.Close}, nil
 	}
-	return buffered, nil
+	return openLog{buffered, file.Close}, nil
 }
 
 // note keeps why the log could not be read to its end. What was read before still counts.

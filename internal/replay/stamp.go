@@ -18,6 +18,7 @@ type stampReader struct {
 // stampLayouts are the layouts of Caddy's named time formats. Times without a zone are taken as UTC.
 var stampLayouts = []string{
 	"2006-01-02T15:04:05.000Z0700", // iso8601
+	"2006-01-02T15:04:05Z0700",     // the same without a fraction, as journald writes it
 	time.RFC3339Nano,               // rfc3339, rfc3339_nano
 	"2006/01/02 15:04:05",          // wall, wall_milli, wall_nano: a fraction is read where there is one
 	"02/Jan/2006:15:04:05 -0700",   // common_log

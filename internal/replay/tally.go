@@ -5,12 +5,15 @@ import (
 	"encoding/hex"
 	"strings"
 	"time"
+
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 )
 
 // stackTally is what is counted of a stack.
 type stackTally struct {
 	outcomes  [outcomes]int64
 	fallbacks map[string]int64
+	untrusted map[string]int64 // requests with a chain, by peers that the config does not trust; at most maxPeers
 	tiers     []*tierTally
 	times     *timeline
 }
@@ -30,7 +33,7 @@ type tierTally struct {
 }
 
 func newStackTally(info StackInfo) *stackTally {
-	t := &stackTally{fallbacks: make(map[string]int64), times: newTimeline()}
+	t := &stackTally{fallbacks: make(map[string]int64), untrusted: make(map[string]int64), times: newTimeline()}
 	for _, tier := range info.Tiers {
 		t.tiers = append(t.tiers, &tierTally{
 			info: tier, showKeys: info.LogKeys, exceeded: make([]int64, len(tier.Limits)), clients: newCensus(tier.Limits),
@@ -47,6 +50,9 @@ func (t *stackTally) add(w *walk, s *stage) {
 	t.outcomes[v.Outcome]++
 	if v.Fallback != "" {
 		t.fallbacks[v.Fallback]++
+	}
+	if v.Fallback == clientip.UntrustedPeer.String() {
+		t.distrust(host(w.trip.batch.get(w.trip.entry.peer)))
 	}
 	refused := v.Outcome == Refused || v.Outcome == DryRefused
 	t.times.add(at, refused)
@@ -75,6 +81,25 @@ func (t *stackTally) add(w *walk, s *stage) {
 		}
 		tier.worst.add(client, func() string { return tier.name(s, v, c) })
 	}
+}
+
+// distrust counts a request with a chain of a peer that is not trusted.
+func (t *stackTally) distrust(peer string) {
+	if _, known := t.untrusted[peer]; known || len(t.untrusted) < maxPeers {
+		t.untrusted[strings.Clone(peer)]++
+	}
+}
+
+// judged is how many requests the stack has decided.
+func (t *stackTally) judged() int64 {
+	return t.outcomes[Served] + t.outcomes[Refused] + t.outcomes[DryRefused]
+}
+
+// misplaced reports whether so many requests have a chain and a peer that is not trusted that this peer is more likely a
+// proxy, which the config does not know, than a caller who makes chains up.
+func (t *stackTally) misplaced() bool {
+	n := t.fallbacks[clientip.UntrustedPeer.String()]
+	return n >= leastRequests && n*20 >= t.judged()
 }
 
 // name tells people who a tier has counted: an address or a user, else a fingerprint unless keys may be shown.
