@@ -20,6 +20,8 @@ type plan struct {
 	stacks []*stage
 	notes  []string
 	needs  needs
+
+	studies *fieldStudies
 }
 
 // stage is a stack in the plan, with what is counted of it.

@@ -107,6 +107,7 @@ type TierReport struct {
 	Skipped    int64         `json:"skipped"`
 	Hidden     int64         `json:"key_redacted"`
 	Needs      []string      `json:"needs_headers,omitempty"`
+	Altered    string        `json:"altered,omitempty"` // what the log has altered of the key, so that nothing can be said of clients
 	Clients    int64         `json:"clients"`
 	Affected   int64         `json:"clients_refused"`
 	Sampled    bool          `json:"estimated"` // the numbers of clients, uses and candidates are estimates from a sample
@@ -165,11 +166,11 @@ func (r *run) report() *Report {
 	rep.Log = r.logReport()
 	for _, s := range r.plan.sites {
 		if s.chains.headers[0].requests > 0 {
-			rep.Topology = append(rep.Topology, s.topology(r.options.Shape))
+			rep.Topology = append(rep.Topology, s.topology(r.options.Shape, r.plan.studies))
 		}
 	}
 	for _, s := range r.plan.stacks {
-		rep.Stacks = append(rep.Stacks, s.report(r.options.Shape))
+		rep.Stacks = append(rep.Stacks, s.report(r.options.Shape, r.plan.studies))
 	}
 	return rep
 }
@@ -259,7 +260,7 @@ func (r *run) notes() (notes []string) {
 		note("the times in the log step back %d times: the clock was set back, or logs were put one behind the other; name logs "+
 			"one by one, and they are merged by time", steps)
 	}
-	return append(notes, r.plan.warnings()...)
+	return slices.Concat(notes, r.plan.studies.notes(r.plan), r.plan.warnings())
 }
 
 // badMeans says what is wrong with lines that could not be used, and what to do about it.
@@ -317,8 +318,13 @@ func (t *timeline) times(bars int) Times {
 }
 
 // topology reports the chains of a site.
-func (s *site) topology(shape Shape) TopologyReport {
+func (s *site) topology(shape Shape, studies *fieldStudies) TopologyReport {
 	a := s.chains.advise()
+	if how := studies.alteredChain(a.header); how != "" {
+		header := a.header
+		a = untold("in this log %s", how)
+		a.header, a.cure = header, "replay a log that is written without that filter"
+	}
 	study := s.chains.headers[0]
 	for _, h := range s.chains.headers {
 		if h.header == a.header {
@@ -402,7 +408,7 @@ func (s *stage) distrusted() string {
 }
 
 // report reports a stack.
-func (s *stage) report(shape Shape) StackReport {
+func (s *stage) report(shape Shape, studies *fieldStudies) StackReport {
 	t := s.tally
 	rep := StackReport{
 		Stack: s.info.Label, Server: s.site.label(), DryRun: s.info.DryRun, Outcomes: make(map[string]int64),
@@ -416,12 +422,12 @@ func (s *stage) report(shape Shape) StackReport {
 		}
 	}
 	for i, tier := range t.tiers {
-		rep.Tiers = append(rep.Tiers, tier.report(shape, s.Skipped(i), s.deps[i]))
+		rep.Tiers = append(rep.Tiers, tier.report(shape, s.Skipped(i), s.deps[i], studies.alteredFor(&s.info, &s.info.Tiers[i])))
 	}
 	return rep
 }
 
-func (t *tierTally) report(shape Shape, skipped int64, needs []string) TierReport {
+func (t *tierTally) report(shape Shape, skipped int64, needs []string, altered string) TierReport {
 	t.clients.finish()
 	rep := TierReport{
 		Tier: t.info.Name, Charge: t.info.Charge, DryRun: t.info.DryRun, Single: t.info.Single, Requests: t.requests,
@@ -443,7 +449,11 @@ func (t *tierTally) report(shape Shape, skipped int64, needs []string) TierRepor
 	rep.Worst = rep.Worst[:min(len(rep.Worst), shape.Top)]
 	for i, limit := range t.info.Limits {
 		rep.Limits = append(rep.Limits, t.limit(i, limit, shape))
+		if l := &rep.Limits[i]; altered != "" {
+			l.Suggested, l.Why, l.Candidates = 0, "the log does not say who the clients are", nil
+		}
 	}
+	rep.Altered = altered
 	return rep
 }
 

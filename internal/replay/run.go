@@ -91,6 +91,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if r.plan, err = o.plan(); err != nil {
 		return nil, err
 	}
+	r.plan.studies = newFieldStudies(r.plan)
 	r.want = newWanted(r.plan.needs.headers, r.plan.needs.everything)
 	r.want.telling = r.plan.needs.telling
 	err = r.all(ctx, unit)

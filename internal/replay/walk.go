@@ -29,6 +29,7 @@ type walk struct {
 	depth   int
 	judged  int // stacks that the request met
 	told    Judged
+	studies *fieldStudies
 
 	reused map[*site]*reusable
 	values []string // of the request's header, in one piece
@@ -53,7 +54,7 @@ type reusable struct {
 }
 
 func newWalk(p *plan, want *wanted) *walk {
-	w := &walk{plan: p, want: want, reused: make(map[*site]*reusable)}
+	w := &walk{plan: p, want: want, reused: make(map[*site]*reusable), studies: p.studies}
 	w.query.Hidden, w.query.Fresh = w.isHidden, p.needs.everything
 	return w
 }
@@ -65,6 +66,7 @@ func (w *walk) take(t trip, log *source) {
 	w.site = choose(w.plan.sites, b.get(e.logger), b.get(e.host), e.flags&overTLS != 0)
 	w.fill()
 	w.site.chains.add(b.get(e.peer), w.query.Request.Header)
+	w.studies.add(b.get(e.peer), &w.query)
 	if w.site.server == nil {
 		w.site.passed++
 		return
