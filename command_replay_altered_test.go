@@ -80,7 +80,7 @@ func TestAReplayKnowsWhatLogFiltersHaveAltered(t *testing.T) {
 		"masked chain":        {map[string]string{xffField: mask}, map[string]string{"ip": "X-Forwarded-For holds addresses that all end in zero bits"}, "X-Forwarded-For holds addresses that all end in zero bits"},
 		"replaced chain":      {map[string]string{xffField: replaced}, map[string]string{"ip": "X-Forwarded-For holds no addresses"}, "X-Forwarded-For holds no addresses"},
 		"hashed peer":         {map[string]string{peer: hash}, nil, "request.remote_ip holds no addresses"},
-		"masked peer":         {map[string]string{peer: `{"filter":"ip_mask","ipv4_cidr":24}`}, nil, ""},
+		"masked peer":         {map[string]string{peer: `{"filter":"ip_mask","ipv4_cidr":24}`}, nil, "request.remote_ip holds addresses that all end in zero bits"},
 		"hashed key":          {map[string]string{"request>headers>X-Api-Key": hash}, nil, ""}, // keys stay apart
 		"replaced key":        {map[string]string{"request>headers>X-Api-Key": replaced}, map[string]string{"key": "{http.request.header.X-Api-Key} has one value in all requests"}, ""},
 		"deleted key":         {map[string]string{"request>headers>X-Api-Key": deleted}, map[string]string{"key": "{http.request.header.X-Api-Key} is in none of the requests"}, ""},
