@@ -16,6 +16,9 @@ var pageText string
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"v": visible.Text, "n": thousands, "share": share, "percent": percent, "span": span1, "join": func(l []string) string { return strings.Join(l, ", ") },
 	"counts":    func(m map[string]int64) string { return listed("", m) },
+	"fallbacks": func(m map[string]int64) string { return listed("", fallbackWords(m)) },
+	"alone":     func() string { return eachAlone },
+	"traffic":   func() string { return noTraffic },
 	"outcomes":  outcomeFacts,
 	"bad":       sum,
 	"plural":    func(n int, noun string) string { return plural(int64(n), noun) },

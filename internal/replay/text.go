@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/tieredlimit/caddy-tieredlimit/internal/clientip"
 	"github.com/tieredlimit/caddy-tieredlimit/internal/visible"
 )
 
@@ -227,7 +228,10 @@ func (t *textReport) stack(s *StackReport) {
 	}
 	t.field("requests", thousands(s.Requests)+listed(": ", s.Outcomes))
 	if len(s.Fallbacks) > 0 {
-		t.field("peer used", listed("", s.Fallbacks)+": the forwarding header could not be used, so the peer was counted")
+		t.field("peer used", listed("", fallbackWords(s.Fallbacks))+": the client could not be told, so the peer was counted")
+	}
+	if s.Requests == 0 {
+		t.field("", noTraffic)
 	}
 	if len(s.Tiers) == 0 || s.Requests == 0 || s.Mode != "limiting" {
 		return
@@ -241,9 +245,37 @@ func (t *textReport) stack(s *StackReport) {
 	if refusals := s.Outcomes["refused"] + s.Outcomes["dry_refused"]; refusals > 0 {
 		t.chart(&s.Times)
 	}
+	t.WriteByte('\n')
+	t.item("  ", eachAlone)
 	for i := range s.Tiers {
 		t.tier(&s.Tiers[i])
 	}
+}
+
+const (
+	noTraffic = "No request of this log met it"
+
+	// eachAlone tells why the figures of limits add up to something else than those of their stack.
+	eachAlone = "What follows takes each limit by itself, as if there were no other: requests hit are all above it. The table of tiers " +
+		"counts a refused request once, for the tier that refused it."
+)
+
+// fallbackWords puts the reasons for which a peer was counted into words.
+func fallbackWords(reasons map[string]int64) map[string]int64 {
+	words := make(map[string]int64, len(reasons))
+	for reason, n := range reasons {
+		words[fallbackMeans[reason]] = n
+	}
+	return words
+}
+
+// fallbackMeans says what reasons mean, by their names in metrics.
+var fallbackMeans = map[string]string{
+	clientip.ShortChain.String():    "without a forwarding header, or with one that is too short",
+	clientip.BadEntry.String():      "with no address at the stated place of it",
+	clientip.AllTrusted.String():    "with nobody but trusted proxies in it",
+	clientip.NoPeer.String():        "of peers without an address",
+	clientip.UntrustedPeer.String(): "with a header of a peer that is no trusted proxy",
 }
 
 // row is a tier's line in the table of tiers.
@@ -368,12 +400,15 @@ func (t *textReport) limit(tier *TierReport, r *LimitReport) {
 	if tier.Single {
 		who = "all clients together"
 	}
-	t.item("    ", fmt.Sprintf("limit %s: in a window, %s sent p50 %s, p99 %s, p99.9 %s, at most %s", r.name(), who,
+	t.item("    ", fmt.Sprintf("limit %s: in a window, %s sent %s (median), %s (99 %%), %s (99.9 %%), at most %s", r.name(), who,
 		thousands(r.P50), thousands(r.P99), thousands(r.P999), thousands(r.Max)))
 	if r.Suggested > 0 {
 		t.item("    ", fmt.Sprintf("suggested: %d/%s (%s)", r.Suggested, windowName(r.window), r.Why))
 	} else {
 		t.item("    ", "no limit is suggested: "+r.Why)
+	}
+	if len(r.Candidates) == 0 {
+		return
 	}
 	rows := [][]string{{"if it were", "requests hit", "share"}}
 	if !tier.Single {
