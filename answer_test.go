@@ -24,8 +24,8 @@ import (
 
 const appOrigin = "https://app.example.com"
 
-// A1: handle_errors may replace body, headers and status of a refusal; placeholders and Retry-After are there.
-func TestA1HandleErrorsMayReplaceTheAnswer(t *testing.T) {
+// Handle_errors may replace body, headers and status of a refusal; placeholders and Retry-After are there.
+func TestHandleErrorsMayReplaceTheAnswer(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -60,8 +60,8 @@ func TestA1HandleErrorsMayReplaceTheAnswer(t *testing.T) {
 	assert.Equal(t, 1.0, e.metric(`requests_total{outcome="refused",stack="a1"}`))
 }
 
-// A1: handle_errors is asked only if it would do something about this request's 429, and only if no body is stated.
-func TestA1WhoWritesTheAnswer(t *testing.T) {
+// Handle_errors is asked only if it would do something about this request's 429, and only if no body is stated.
+func TestWhoWritesTheAnswer(t *testing.T) {
 	t.Parallel()
 	const theirs, ours = "theirs", ""
 	for i, c := range []struct{ name, options, site, want string }{
@@ -116,8 +116,8 @@ func TestA1WhoWritesTheAnswer(t *testing.T) {
 	}
 }
 
-// A1: sites on one port share one set of error routes; a neighbour's must not empty our answer.
-func TestA1ANeighboursErrorRoutesDoNotCount(t *testing.T) {
+// Sites on one port share one set of error routes; a neighbour's must not empty our answer.
+func TestANeighboursErrorRoutesDoNotCount(t *testing.T) {
 	t.Parallel()
 	for i, theirs := range []string{"handle_errors 404 {\n respond nope\n }", "handle_errors {\n respond nope\n }", "handle_errors 429 {\n respond nope\n }"} {
 		e := newEdge(t, fmt.Sprintf(`
@@ -144,8 +144,8 @@ http://c.test:8080 {
 	}
 }
 
-// A1: an error meets the error routes of the innermost subroute that has some, and no others.
-func TestA1ErrorRoutesOfSubroutes(t *testing.T) {
+// An error meets the error routes of the innermost subroute that has some, and no others.
+func TestErrorRoutesOfSubroutes(t *testing.T) {
 	t.Parallel()
 	const any, only404, rewritten = ``, `"match":[{"vars":{"{http.error.status_code}":["404"]}}],`, `"match":[{"path":["/after"]}],`
 	errorRoutes := func(match, body string) string {
@@ -186,7 +186,7 @@ func TestA1ErrorRoutesOfSubroutes(t *testing.T) {
 }
 
 // A stack in an error route writes its refusals itself: no further error route would be asked.
-func TestA1AStackInAnErrorRoute(t *testing.T) {
+func TestAStackInAnErrorRoute(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -203,8 +203,8 @@ func TestA1AStackInAnErrorRoute(t *testing.T) {
 	assert.Contains(t, e.send(request{}).Body.String(), `"status":429`)
 }
 
-// A2, A13: which origins may read a refusal, and what an earlier handler has set stays alone.
-func TestA2A13WhoMayReadARefusal(t *testing.T) {
+// Which origins may read a refusal, and what an earlier handler has set stays alone.
+func TestA13WhoMayReadARefusal(t *testing.T) {
 	t.Parallel()
 	const list = "cors https://app.example.com https://explorer.example.com"
 	for i, c := range []struct {
@@ -272,8 +272,8 @@ func wantValues(value string) []string {
 	return []string{value}
 }
 
-// A3: what was set is exposed to the pages of other origins, in one field, merged with what is there.
-func TestA3FieldsAreExposed(t *testing.T) {
+// What was set is exposed to the pages of other origins, in one field, merged with what is there.
+func TestFieldsAreExposed(t *testing.T) {
 	t.Parallel()
 	const x, draft = "X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, X-RateLimit-Resource", "RateLimit-Policy, RateLimit"
 	for i, c := range []struct{ name, headers, earlier, upstream, served, refused string }{
@@ -315,8 +315,8 @@ var ourFields = []string{
 	"X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "X-RateLimit-Resource", "RateLimit-Policy", "RateLimit",
 }
 
-// A4: however an upstream sends fields of its own, and however it writes, there is one of each, ours.
-func TestA4AnUpstreamsFieldsAreReplaced(t *testing.T) {
+// However an upstream sends fields of its own, and however it writes, there is one of each, ours.
+func TestAnUpstreamsFieldsAreReplaced(t *testing.T) {
 	t.Parallel()
 	theirs := func(w http.ResponseWriter) {
 		for _, name := range ourFields {
@@ -383,8 +383,8 @@ func TestA4AnUpstreamsFieldsAreReplaced(t *testing.T) {
 	}
 }
 
-// A4: an upstream behind a handler that fails leaves no fields beside ours either.
-func TestA4FieldsOfAFailedUpstream(t *testing.T) {
+// An upstream behind a handler that fails leaves no fields beside ours either.
+func TestFieldsOfAFailedUpstream(t *testing.T) {
 	t.Parallel()
 	fails := script(t, func(w http.ResponseWriter, _ *http.Request, _ caddyhttp.Handler) error {
 		w.Header().Add("X-RateLimit-Limit", "theirs")
@@ -398,8 +398,8 @@ func TestA4FieldsOfAFailedUpstream(t *testing.T) {
 	}
 }
 
-// A4: with headers none, and for what is not judged, the upstream's fields stay.
-func TestA4UnjudgedResponsesKeepTheUpstreamsFields(t *testing.T) {
+// With headers none, and for what is not judged, the upstream's fields stay.
+func TestUnjudgedResponsesKeepTheUpstreamsFields(t *testing.T) {
 	t.Parallel()
 	up := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
 		for _, name := range ourFields {
@@ -425,8 +425,8 @@ func TestA4UnjudgedResponsesKeepTheUpstreamsFields(t *testing.T) {
 	}
 }
 
-// A4: through Caddy's own reverse proxy, with interim responses.
-func TestA4ThroughTheReverseProxy(t *testing.T) {
+// Through Caddy's own reverse proxy, with interim responses.
+func TestThroughTheReverseProxy(t *testing.T) {
 	t.Parallel()
 	origin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Link", "</style.css>; rel=preload")
@@ -470,8 +470,8 @@ func TestFlushesReachTheServer(t *testing.T) {
 	assert.Equal(t, "event\nevent\nevent\n", w.body.String())
 }
 
-// A7: the draft's fields are structured fields (RFC 9651), the policy never changes, and nothing is ever negative.
-func TestA7FieldsAreStructuredFields(t *testing.T) {
+// The draft's fields are structured fields (RFC 9651), the policy never changes, and nothing is ever negative.
+func TestFieldsAreStructuredFields(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -583,8 +583,8 @@ func TestXRateLimitFields(t *testing.T) {
 	}
 }
 
-// A8: a refusal must not be stored, HEAD gets no body in any format, and each format says what it should.
-func TestA8BodiesOfARefusal(t *testing.T) {
+// A refusal must not be stored, HEAD gets no body in any format, and each format says what it should.
+func TestBodiesOfARefusal(t *testing.T) {
 	t.Parallel()
 	const graphql = `{"errors":[{"message":"Too many requests. Please retry later.","extensions":{"code":"RATE_LIMITED","tier":"ip","limit":1,"retryAfter":17}}]}`
 	for body, want := range map[string]struct{ mediaType, text string }{
@@ -629,8 +629,8 @@ func TestA8BodiesOfARefusal(t *testing.T) {
 	}
 }
 
-// A8: rewrites and retries inside Caddy are one request.
-func TestA8AnInternalRewriteCountsOnce(t *testing.T) {
+// Rewrites and retries inside Caddy are one request.
+func TestAnInternalRewriteCountsOnce(t *testing.T) {
 	t.Parallel()
 	for i, site := range []string{
 		"rewrite /a /b\n tiered_limit %s {\n trusted_hops 0\n tier ip 3/m\n }\n respond ok",

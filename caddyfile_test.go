@@ -166,7 +166,7 @@ func TestCaddyfileDirectiveLine(t *testing.T) {
 }
 
 // Every mistake in a block is refused with its place, what is wrong, and what was expected.
-func TestF2CaddyfileMistakes(t *testing.T) {
+func TestCaddyfileMistakes(t *testing.T) {
 	t.Parallel()
 	const tier = "tier ip 5/s\n"
 	long := strings.Repeat("a", 65)
@@ -388,7 +388,7 @@ func TestF2CaddyfileMistakes(t *testing.T) {
 const notDuration = ` is not a duration of at most 106751d, such as s, m, h, d, 10s or 60000ms`
 
 // Mistakes outside of the block: the directive's line, braces, and words in the wrong place.
-func TestF2CaddyfileMistakesAroundTheBlock(t *testing.T) {
+func TestCaddyfileMistakesAroundTheBlock(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ caddyfile, want string }{
 		{":8080 {\n\ttiered_limit a b {\n\t\ttier ip 5/s\n\t}\n}", `unexpected "b": tiered_limit takes one name, at Caddyfile:2`},
@@ -413,7 +413,7 @@ func TestF2CaddyfileMistakesAroundTheBlock(t *testing.T) {
 }
 
 // A stack may be long, but not without bound.
-func TestF2TooManyTiers(t *testing.T) {
+func TestTooManyTiers(t *testing.T) {
 	t.Parallel()
 	lines := func(n int) string {
 		var b strings.Builder

@@ -572,6 +572,8 @@ var exampleTopologies = map[string]struct {
 	"per-route":         {0, directWay},
 	"per-user":          {0, directWay},
 	"forward-auth":      {0, directWay},
+	"plans":             {0, directWay},
+	"checkout":          {0, directWay},
 	"shared":            {0, directWay},
 	"graphql":           {1, appendingWay("10.0.0.%d:1", "")},
 	"one-load-balancer": {1, appendingWay("10.0.0.%d:1", "")},

@@ -31,6 +31,8 @@ var exampleChecks = map[string]func(t *testing.T, text string){
 	"graphql":           checkGraphQL,
 	"per-user":          checkPerUser,
 	"forward-auth":      checkForwardAuth,
+	"plans":             checkPlans,
+	"checkout":          checkCheckout,
 	"shared":            checkShared,
 	"dry-run":           checkDryRun,
 	"replicas":          checkReplicas,
@@ -362,6 +364,52 @@ func checkForwardAuth(t *testing.T, text string) {
 	}
 	assert.Equal(t, "ip", refusedBy(t, e, nobody), "the authentication service is not asked any more")
 	assert.Empty(t, e.logs.lines("warn", ""))
+}
+
+func checkPlans(t *testing.T, text string) {
+	e := newExample(t, text)
+	as := func(token, peer string) request {
+		return request{listen: ":8080", peer: peer}.with("Authorization", "Bearer "+token).with("X-Plan", "gold")
+	}
+	partner := as("free-paul", "192.0.2.7:1")
+	assert.Equal(t, "hello paul (partner)", e.send(partner).Body.String())
+	assert.Equal(t, 300, e.served(300, partner))
+
+	gold := as("gold-alice", "203.0.113.1:1")
+	assert.Equal(t, "hello alice (gold)", e.send(gold).Body.String())
+	assert.Equal(t, 99, e.served(120, gold))
+	assert.Equal(t, "gold", refusedBy(t, e, as("gold-alice", "203.0.113.2:1")), "from elsewhere")
+
+	free := as("free-bob", "203.0.113.1:1")
+	assert.Equal(t, "hello bob (free)", e.send(free).Body.String(), "whatever plan the caller writes")
+	assert.Equal(t, 4, e.served(9, free))
+	assert.Equal(t, "free", refusedBy(t, e, free))
+	nobody := request{listen: ":8080", peer: "203.0.113.3:1"}.with("X-Plan", "gold")
+	assert.Equal(t, 5, e.served(9, nobody))
+	assert.Equal(t, "free", refusedBy(t, e, nobody))
+	assert.Empty(t, e.logs.lines("warn", ""))
+}
+
+func checkCheckout(t *testing.T, text string) {
+	e := newExample(t, text)
+	from := func(i int, path string) request {
+		return request{listen: ":8080", url: "http://localhost:8080" + path, peer: fmt.Sprintf("198.51.100.%d:1", i)}
+	}
+	served := 0
+	for i := range 90 {
+		served += e.served(1, from(i%50, "/"))
+	}
+	assert.Equal(t, 80, served, "of 90 that do not pay")
+	assert.Equal(t, "global", refusedBy(t, e, from(1, "/cart")))
+	w := e.send(from(2, "/checkout"))
+	assert.Equal(t, http.StatusOK, w.Code)
+	assert.Equal(t, []string{"100", "19"}, []string{w.Header().Get("X-RateLimit-Limit"), w.Header().Get("X-RateLimit-Remaining")})
+	for i := range 30 {
+		served += e.served(1, from(i, "/checkout/pay"))
+	}
+	assert.Equal(t, 99, served, "all 100 with the one before")
+	e.clock.advance(time.Second)
+	assert.Equal(t, 1, e.served(1, from(1, "/")))
 }
 
 func checkShared(t *testing.T, text string) {

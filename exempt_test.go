@@ -22,8 +22,8 @@ func preflight() request {
 		with("Access-Control-Request-Headers", "content-type")
 }
 
-// A5: preflights are served and cost nothing; a bare OPTIONS counts.
-func TestA5PreflightsAreNotCounted(t *testing.T) {
+// Preflights are served and cost nothing; a bare OPTIONS counts.
+func TestPreflightsAreNotCounted(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -49,8 +49,8 @@ func TestA5PreflightsAreNotCounted(t *testing.T) {
 	wantRefused(t, e.send(bare), "ip")
 }
 
-// A12: what is not exactly a browser's preflight counts.
-func TestA12WhatIsNoPreflightCounts(t *testing.T) {
+// What is not exactly a browser's preflight counts.
+func TestWhatIsNoPreflightCounts(t *testing.T) {
 	t.Parallel()
 	for i, c := range []struct {
 		name string
@@ -225,9 +225,9 @@ func TestPreflightsCanBeCounted(t *testing.T) {
 	assert.Equal(t, 2, e.served(3, request{method: "POST"}.with("Origin", appOrigin)))
 }
 
-// A6: exempting takes both: the cleaned path matches, and the path as sent holds nothing that an upstream could read
+// Exempting takes both: the cleaned path matches, and the path as sent holds nothing that an upstream could read
 // otherwise.
-func TestA6ExemptPaths(t *testing.T) {
+func TestExemptPaths(t *testing.T) {
 	t.Parallel()
 	rows := map[string]struct{ exempt, counted []string }{
 		"/health": {

@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// F9: sites on one port share one set of error routes. What a site has not asked for does not take its body away, and
+// Sites on one port share one set of error routes. What a site has not asked for does not take its body away, and
 // what it has asked for is used.
-func TestF9ErrorRoutesOfNeighbours(t *testing.T) {
+func TestErrorRoutesOfNeighbours(t *testing.T) {
 	t.Parallel()
 	const mine = "mine {http.error.status_code} {http.tiered_limit.tier} {http.tiered_limit.limit} {http.tiered_limit.window} " +
 		"{http.tiered_limit.remaining} {http.tiered_limit.retry_after} {http.tiered_limit.client_ip}"
@@ -69,7 +69,7 @@ func TestF9ErrorRoutesOfNeighbours(t *testing.T) {
 }
 
 // Asking the error routes leaves no trace of an error on a request that the module answers itself.
-func TestF9NoTraceOfTheQuestion(t *testing.T) {
+func TestNoTraceOfTheQuestion(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, freshListen()+" {\nheader X-Status \"[{http.error.status_code}]\"\nheader >X-Late \"[{http.error.status_code}]\"\n"+
 		limit2+"respond ok\nhandle_errors 404 {\nrespond no\n}\n}")
@@ -81,7 +81,7 @@ func TestF9NoTraceOfTheQuestion(t *testing.T) {
 }
 
 // Error routes match the path that the request came with, also where it was rewritten on the way to the stack.
-func TestF9RewrittenRequests(t *testing.T) {
+func TestRewrittenRequests(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, freshListen()+" {\nroute {\nuri strip_prefix /v1\n"+limit2+"respond ok\n}\nhandle_errors {\nhandle /v1/* {\n"+
 		"respond \"mine {http.error.status_code}\"\n}\n}\n}")

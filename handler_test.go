@@ -34,8 +34,8 @@ func wantRefused(t *testing.T, w *httptest.ResponseRecorder, tier string) {
 	assert.Equal(t, tier, resource(w))
 }
 
-// T1: what one client is refused is not charged to the service.
-func TestT1RefusedRequestsLeaveOtherTiersAlone(t *testing.T) {
+// What one client is refused is not charged to the service.
+func TestRefusedRequestsLeaveOtherTiersAlone(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -57,8 +57,8 @@ func TestT1RefusedRequestsLeaveOtherTiersAlone(t *testing.T) {
 	assert.Equal(t, []int64{1}, e.used("t1", "ip", b))
 }
 
-// T2: several limits of one tier all hold.
-func TestT2EveryLimitOfATierHolds(t *testing.T) {
+// Several limits of one tier all hold.
+func TestEveryLimitOfATierHolds(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, limits string
@@ -131,8 +131,8 @@ const t3Site = `
 	respond ok
 }`
 
-// T3: by default a user's refused requests cost a neighbour behind the same address nothing.
-func TestT3ServedKeepsTheNeighbourIn(t *testing.T) {
+// By default a user's refused requests cost a neighbour behind the same address nothing.
+func TestServedKeepsTheNeighbourIn(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, fmt.Sprintf(t3Site, "t3-served", "5/m", "3/m"))
 	u, v := user("u").from(clientA), user("v").from(clientA)
@@ -143,8 +143,8 @@ func TestT3ServedKeepsTheNeighbourIn(t *testing.T) {
 	assert.Equal(t, []int64{4}, e.used("t3-served", "global", u))
 }
 
-// T3: charging when checked, the refused requests of one user spend the budget of the address they share.
-func TestT3CheckedSpendsTheSharedAddress(t *testing.T) {
+// Charging when checked, the refused requests of one user spend the budget of the address they share.
+func TestCheckedSpendsTheSharedAddress(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, fmt.Sprintf(t3Site, "t3-checked", "4/m {\n charge checked\n }", "2/m"))
 	u, v := user("u").from(clientA), user("v").from(clientA)
@@ -209,8 +209,8 @@ func TestChargeOfATierOverridesTheStacks(t *testing.T) {
 	}
 }
 
-// T4: of two tiers that would refuse, the first written is named, every time and after reloads.
-func TestT4FirstRefusingTierIsNamed(t *testing.T) {
+// Of two tiers that would refuse, the first written is named, every time and after reloads.
+func TestFirstRefusingTierIsNamed(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"ip", "user"} {
 		t.Run(first+" first", func(t *testing.T) {
@@ -233,8 +233,8 @@ func TestT4FirstRefusingTierIsNamed(t *testing.T) {
 	}
 }
 
-// T5: a client that the service has no room for keeps its own budgets.
-func TestT5AFullServiceCostsNobodyTheirOwnBudget(t *testing.T) {
+// A client that the service has no room for keeps its own budgets.
+func TestAFullServiceCostsNobodyTheirOwnBudget(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -258,8 +258,8 @@ func TestT5AFullServiceCostsNobodyTheirOwnBudget(t *testing.T) {
 	assert.Equal(t, []int64{3}, e.used("t5", "global", fourth))
 }
 
-// T6: each served request costs each tier one, each refused one nothing.
-func TestT6OnlyServedRequestsAreCharged(t *testing.T) {
+// Each served request costs each tier one, each refused one nothing.
+func TestOnlyServedRequestsAreCharged(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -279,8 +279,8 @@ func TestT6OnlyServedRequestsAreCharged(t *testing.T) {
 	}
 }
 
-// T7: concurrent requests never admit more than the limit, nor fewer.
-func TestT7ConcurrentRequestsAdmitExactlyTheLimit(t *testing.T) {
+// Concurrent requests never admit more than the limit, nor fewer.
+func TestConcurrentRequestsAdmitExactlyTheLimit(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, tiers string }{
 		{"one tier", "tier global 100/m"},
@@ -311,8 +311,8 @@ func TestT7ConcurrentRequestsAdmitExactlyTheLimit(t *testing.T) {
 	}
 }
 
-// T8: the last and the first instant of a window belong to two windows.
-func TestT8WindowsMeetWithoutGapOrOverlap(t *testing.T) {
+// The last and the first instant of a window belong to two windows.
+func TestWindowsMeetWithoutGapOrOverlap(t *testing.T) {
 	t.Parallel()
 	for _, window := range []time.Duration{time.Millisecond, time.Second, 1500 * time.Millisecond, time.Minute, time.Hour, 24 * time.Hour} {
 		t.Run(window.String(), func(t *testing.T) {
@@ -335,8 +335,8 @@ func TestT8WindowsMeetWithoutGapOrOverlap(t *testing.T) {
 	}
 }
 
-// T9: a client may use two windows' worth across a boundary, and no more.
-func TestT9TwoWindowsMeetAtABoundary(t *testing.T) {
+// A client may use two windows' worth across a boundary, and no more.
+func TestTwoWindowsMeetAtABoundary(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -353,8 +353,8 @@ func TestT9TwoWindowsMeetAtABoundary(t *testing.T) {
 	wantRefused(t, e.send(request{}), "ip")
 }
 
-// T10: Retry-After is rounded up, never 0, never longer than the window.
-func TestT10RetryAfterIsRoundedUp(t *testing.T) {
+// Retry-After is rounded up, never 0, never longer than the window.
+func TestRetryAfterIsRoundedUp(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -413,8 +413,8 @@ func TestWaitingForRetryAfterIsEnough(t *testing.T) {
 	}
 }
 
-// T11: tiers with the same identity have counters of their own, within a stack and between stacks.
-func TestT11EachTierHasItsOwnCounters(t *testing.T) {
+// Tiers with the same identity have counters of their own, within a stack and between stacks.
+func TestEachTierHasItsOwnCounters(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -442,8 +442,8 @@ func TestT11EachTierHasItsOwnCounters(t *testing.T) {
 	assert.Equal(t, []int64{2}, e.used("t11-b", "one", u))
 }
 
-// T12: a dry tier counts what it would refuse, and nothing else tells that it is there.
-func TestT12ADryTierOnlyCounts(t *testing.T) {
+// A dry tier counts what it would refuse, and nothing else tells that it is there.
+func TestADryTierOnlyCounts(t *testing.T) {
 	t.Parallel()
 	for _, charge := range []string{"served", "checked"} {
 		t.Run(charge, func(t *testing.T) {
@@ -558,9 +558,9 @@ func TestADryStackServesAndShowsNothing(t *testing.T) {
 	}
 }
 
-// T13: over many window boundaries and with many callers, no window is over its limit and no count is lost: each
+// Over many window boundaries and with many callers, no window is over its limit and no count is lost: each
 // served request leaves a remainder of its own.
-func TestT13ManyCallersAcrossManyWindows(t *testing.T) {
+func TestManyCallersAcrossManyWindows(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -629,8 +629,8 @@ func (p *pace) begin() (done func()) {
 	return running.Done
 }
 
-// T14: a tier of a named stack is charged once per request, however often the request meets it.
-func TestT14ANamedStackMetTwiceIsChargedOnce(t *testing.T) {
+// A tier of a named stack is charged once per request, however often the request meets it.
+func TestANamedStackMetTwiceIsChargedOnce(t *testing.T) {
 	t.Parallel()
 	const block = "trusted_hops 0\n tier ip 3/m\n tier global 100/m"
 	for _, c := range []struct{ name, site string }{
@@ -655,7 +655,7 @@ func TestT14ANamedStackMetTwiceIsChargedOnce(t *testing.T) {
 }
 
 // Handlers of one named stack may have tiers of their own beside the common ones.
-func TestT14CommonTiersBesideOwnOnes(t *testing.T) {
+func TestCommonTiersBesideOwnOnes(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -684,8 +684,8 @@ func TestT14CommonTiersBesideOwnOnes(t *testing.T) {
 	wantRefused(t, e.send(request{}), "global")
 }
 
-// T14: where a request meets several stacks, the refusing one's fields win, else those with the least share left.
-func TestT14OfSeveralStacksOneSpeaks(t *testing.T) {
+// Where a request meets several stacks, the refusing one's fields win, else those with the least share left.
+func TestOfSeveralStacksOneSpeaks(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, first, second string
@@ -739,7 +739,7 @@ func TestT14OfSeveralStacksOneSpeaks(t *testing.T) {
 }
 
 // Fields of a stack that has lost to another are gone, those of the other header set too, and so are their names.
-func TestT14TheLosersFieldsAreWithdrawn(t *testing.T) {
+func TestTheLosersFieldsAreWithdrawn(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {
@@ -770,8 +770,8 @@ func TestT14TheLosersFieldsAreWithdrawn(t *testing.T) {
 	}
 }
 
-// T15: a clock that is set back frees nobody early and locks nobody out for longer than a window.
-func TestT15ClockSetBack(t *testing.T) {
+// A clock that is set back frees nobody early and locks nobody out for longer than a window.
+func TestClockSetBack(t *testing.T) {
 	t.Parallel()
 	for _, back := range []time.Duration{time.Hour, time.Minute, 90 * time.Second, 2 * time.Second, 24*time.Hour + 7*time.Second} {
 		t.Run(back.String(), func(t *testing.T) {
@@ -803,7 +803,7 @@ func TestT15ClockSetBack(t *testing.T) {
 }
 
 // A reading of the clock that is less than a second behind the latest changes nothing.
-func TestT15AClockThatStutters(t *testing.T) {
+func TestAClockThatStutters(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {

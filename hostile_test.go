@@ -73,8 +73,8 @@ func TestSeveralValuesAreNobodysValue(t *testing.T) {
 	}
 }
 
-// A9: refusals that are not noted in the order in which they came write one line a second all the same.
-func TestA9RefusalsOutOfOrderAreOneLineASecond(t *testing.T) {
+// Refusals that are not noted in the order in which they came write one line a second all the same.
+func TestRefusalsOutOfOrderAreOneLineASecond(t *testing.T) {
 	t.Parallel()
 	start := time.Unix(1_700_000_000, 0)
 	for _, c := range []struct {
@@ -245,8 +245,8 @@ func TestInspectingAHostInAnyCase(t *testing.T) {
 	}
 }
 
-// A12: what opens a tunnel is no preflight.
-func TestA12AnUpgradeIsNoPreflight(t *testing.T) {
+// What opens a tunnel is no preflight.
+func TestAnUpgradeIsNoPreflight(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, ":8080 {\n tiered_limit tunnel {\n tier global 1/m\n }\n respond ok\n}")
 	preflight := request{method: "OPTIONS"}.with("Origin", "https://a.example").with("Access-Control-Request-Method", "POST")

@@ -17,8 +17,8 @@ func keyedSite(stack, keys string) string {
 	return fmt.Sprintf(":8080 {\n tiered_limit %s {\n trusted_hops 0\n tier x 1/m {\n %s\n }\n }\n respond ok\n}", stack, keys)
 }
 
-// S11: parts that differ are identities that differ, whatever is in them and however long they are.
-func TestS11IdentitiesAreDistinctAndBounded(t *testing.T) {
+// Parts that differ are identities that differ, whatever is in them and however long they are.
+func TestIdentitiesAreDistinctAndBounded(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, keyedSite("s11", "key {header.X-A} {header.X-B}"))
 	megabyte := strings.Repeat("m", 1<<20)
@@ -35,7 +35,7 @@ func TestS11IdentitiesAreDistinctAndBounded(t *testing.T) {
 }
 
 // A value of a megabyte is counted like any other, and no identity handed to a store is long.
-func TestS11IdentitiesAreShort(t *testing.T) {
+func TestIdentitiesAreShort(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, keyedSite("s11-short", "key {header.X-A} {header.X-B} {header.X-C}"))
 	h := e.handlers()[0]
@@ -48,8 +48,8 @@ func TestS11IdentitiesAreShort(t *testing.T) {
 	assert.NotContains(t, string(identity), "llll")
 }
 
-// A10: a long bearer token works as a key, and appears in no log, metric or identity.
-func TestA10ATokenAsKeyIsNotShown(t *testing.T) {
+// A long bearer token works as a key, and appears in no log, metric or identity.
+func TestATokenAsKeyIsNotShown(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A9: a flood of refusals writes a line a second and tier at most, with how many it stands for, and no address.
-func TestA9RefusalsAreLoggedSparsely(t *testing.T) {
+// A flood of refusals writes a line a second and tier at most, with how many it stands for, and no address.
+func TestRefusalsAreLoggedSparsely(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"", "dry_run"} {
 		t.Run("mode "+mode, func(t *testing.T) {
@@ -92,8 +92,8 @@ func TestLogKeys(t *testing.T) {
 	assert.Equal(t, "198.51.100.0", last.str("client_ip"))
 }
 
-// A11: the number of metric series depends on the configuration alone.
-func TestA11MetricsDoNotGrowWithClients(t *testing.T) {
+// The number of metric series depends on the configuration alone.
+func TestMetricsDoNotGrowWithClients(t *testing.T) {
 	t.Parallel()
 	e := newEdge(t, `
 :8080 {

@@ -61,7 +61,7 @@ func caddySource(t *testing.T, name string) string {
 }
 
 // No placeholder that Caddy documents is refused as unknown, and those that can never limit are refused as such.
-func TestF1DocumentedPlaceholders(t *testing.T) {
+func TestDocumentedPlaceholders(t *testing.T) {
 	t.Parallel()
 	probe := newPlaceholderProbe(nil)
 	never := 0
@@ -87,7 +87,7 @@ func TestF1DocumentedPlaceholders(t *testing.T) {
 }
 
 // Placeholders of Caddy's that do not exist are refused by name, each with what to write for the client's address.
-func TestF1UnknownPlaceholders(t *testing.T) {
+func TestUnknownPlaceholders(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
 		"http.request.remote_ip", "http.request.client_ip", "http.request.ip", "http.request.", "http.request.hosts", "http.request.Host",
@@ -111,8 +111,8 @@ func TestF1UnknownPlaceholders(t *testing.T) {
 	}
 }
 
-// F1: what a key may be made of, through the whole of Caddy. Shorthands of the Caddyfile are known by their long name.
-func TestF1KeyPlaceholders(t *testing.T) {
+// What a key may be made of, through the whole of Caddy. Shorthands of the Caddyfile are known by their long name.
+func TestKeyPlaceholders(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[string]string{
 		"{http.request.remote_ip}":   `placeholder {http.request.remote_ip} does not exist in Caddy`,
@@ -160,7 +160,7 @@ func TestF1KeyPlaceholders(t *testing.T) {
 }
 
 // A placeholder in a switched-off tier is judged all the same, so that switching it on is no surprise.
-func TestF1SwitchedOff(t *testing.T) {
+func TestSwitchedOff(t *testing.T) {
 	t.Parallel()
 	_, err := tryLoad(t, site("tier t off {\nkey {http.request.nope}\n}"))
 	assert.ErrorContains(t, err, "placeholder {http.request.nope} does not exist in Caddy")

@@ -38,8 +38,8 @@ func sendTo(server *caddyhttp.Server, peer string) *httptest.ResponseRecorder {
 	return w
 }
 
-// R1 on Redis: what is used up stays used up over reloads, whatever sites come and go, and so does the connection.
-func TestRedisR1ReloadsKeepCounters(t *testing.T) {
+// On Redis: what is used up stays used up over reloads, whatever sites come and go, and so does the connection.
+func TestRedisReloadsKeepCounters(t *testing.T) {
 	server := redistest.Start(t)
 	api := redisSite(server, "localhost", "r1", "tier ip 2/7d;tier global 3/7d")
 	e := newEdge(t, api)
@@ -64,8 +64,8 @@ func TestRedisR1ReloadsKeepCounters(t *testing.T) {
 	wantRefused(t, e.send(request{}), "ip")
 }
 
-// R2 on Redis: new counts apply at once to what is used already, also to those who are remembered as refused.
-func TestRedisR2NewCountsApplyAtOnce(t *testing.T) {
+// On Redis: new counts apply at once to what is used already, also to those who are remembered as refused.
+func TestRedisNewCountsApplyAtOnce(t *testing.T) {
 	server := redistest.Start(t)
 	site := func(count int) string {
 		return redisSite(server, "localhost", "r2", fmt.Sprintf("tier ip %d/7d", count))
@@ -90,8 +90,8 @@ func TestRedisR2NewCountsApplyAtOnce(t *testing.T) {
 	assert.Equal(t, []int64{4}, e.used("r2", "ip", b))
 }
 
-// R3 on Redis: a configuration that is refused changes neither limits nor counters, dials nowhere and leaks nothing.
-func TestRedisR3ARefusedReloadChangesNothing(t *testing.T) {
+// On Redis: a configuration that is refused changes neither limits nor counters, dials nowhere and leaks nothing.
+func TestRedisARefusedReloadChangesNothing(t *testing.T) {
 	server := redistest.Start(t)
 	site := func(count int, more string) string {
 		return redisSite(server, "localhost", "r3", fmt.Sprintf("tier ip %d/7d", count)) + more
@@ -124,8 +124,8 @@ func TestRedisR3ARefusedReloadChangesNothing(t *testing.T) {
 	assert.True(t, redistest.Await(func() bool { return connections(server) == 0 }), "a refused config still holds the connection")
 }
 
-// R4 on Redis: while configs change under load, no hit is lost and none is counted twice.
-func TestRedisR4ReloadUnderLoad(t *testing.T) {
+// On Redis: while configs change under load, no hit is lost and none is counted twice.
+func TestRedisReloadUnderLoad(t *testing.T) {
 	server := redistest.Start(t)
 	site := func(count, i int) string {
 		more := ""
@@ -173,9 +173,9 @@ func TestRedisR4ReloadUnderLoad(t *testing.T) {
 	wantRefused(t, e.send(request{}), "global")
 }
 
-// R4 on Redis: a stack moves to memory and back while requests run. Requests to a server that is gone may find its store
+// On Redis: a stack moves to memory and back while requests run. Requests to a server that is gone may find its store
 // closed; none of them is answered by an error of this module's, and none is served beyond the limit.
-func TestRedisR4BackendChangesUnderLoad(t *testing.T) {
+func TestRedisBackendChangesUnderLoad(t *testing.T) {
 	const limit = 200
 	server := redistest.Start(t)
 	onRedis := redisSite(server, "localhost", "swap", fmt.Sprintf("tier ip 100000/7d;tier global %d/7d", limit))
@@ -230,7 +230,7 @@ func TestRedisOneStackHasOneStore(t *testing.T) {
 
 // T7 on Redis: 64 requests at a time, from several clients, are served exactly as often as the limits say, and what is
 // refused costs nobody anything.
-func TestRedisT7ExactUnderConcurrency(t *testing.T) {
+func TestRedisExactUnderConcurrency(t *testing.T) {
 	const callers, each, clients, limit = 64, 16, 8, 25
 	for name, test := range map[string]struct {
 		tiers string
@@ -277,8 +277,8 @@ func TestRedisT7ExactUnderConcurrency(t *testing.T) {
 	}
 }
 
-// T13 on Redis: over the ends of windows, no window is over its limit, and in each of them every count is told once.
-func TestRedisT13WindowsTurnUnderConcurrency(t *testing.T) {
+// On Redis: over the ends of windows, no window is over its limit, and in each of them every count is told once.
+func TestRedisWindowsTurnUnderConcurrency(t *testing.T) {
 	const limit, callers, windows = 40, 16, 4
 	server := redistest.Start(t)
 	e := newEdge(t, redisSite(server, "localhost", "t13", fmt.Sprintf("tier ip 10000/s;tier global %d/s", limit)))

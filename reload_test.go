@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// R1: what is used up stays used up over forced reloads, whatever sites come and go, named or not.
-func TestR1ReloadsKeepCounters(t *testing.T) {
+// What is used up stays used up over forced reloads, whatever sites come and go, named or not.
+func TestReloadsKeepCounters(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"", "r1"} {
 		t.Run("name "+name, func(t *testing.T) {
@@ -57,8 +57,8 @@ func TestR1ReloadsKeepCounters(t *testing.T) {
 	}
 }
 
-// R2: new counts apply at once to what is used already.
-func TestR2NewCountsApplyAtOnce(t *testing.T) {
+// New counts apply at once to what is used already.
+func TestNewCountsApplyAtOnce(t *testing.T) {
 	t.Parallel()
 	site := func(limits string) string {
 		return fmt.Sprintf(":8080 {\n tiered_limit r2 {\n trusted_hops 0\n tier ip %s\n }\n respond ok\n}", limits)
@@ -114,8 +114,8 @@ func TestAReloadKeepsCountersWhateverElseChanges(t *testing.T) {
 	}
 }
 
-// R3: a configuration that is refused changes neither limits nor counters, and leaks nothing.
-func TestR3ARefusedReloadChangesNothing(t *testing.T) {
+// A configuration that is refused changes neither limits nor counters, and leaks nothing.
+func TestARefusedReloadChangesNothing(t *testing.T) {
 	t.Parallel()
 	site := func(count int, more string) string {
 		return fmt.Sprintf("http://r3.test:8080 {\n tiered_limit r3 {\n trusted_hops 0\n tier ip %d/m\n tier user 9/m {\n key {header.X-User}\n }\n }\n respond ok\n}\n%s", count, more)
@@ -162,8 +162,8 @@ func TestAStackThatIsGoneLeavesNothing(t *testing.T) {
 	assert.Equal(t, 1.0, e.metric(`requests_total{outcome="served",stack="r-gone"}`))
 }
 
-// R4: while configs change under load, old and new handlers share the counters and none is lost.
-func TestR4ReloadUnderLoad(t *testing.T) {
+// While configs change under load, old and new handlers share the counters and none is lost.
+func TestReloadUnderLoad(t *testing.T) {
 	t.Parallel()
 	site := func(count int) string {
 		return fmt.Sprintf(":8080 {\n tiered_limit r4 {\n trusted_hops 0\n headers x-ratelimit draft-11\n tier ip 100000/m\n tier global %d/m\n }\n respond ok\n}", count)
@@ -213,8 +213,8 @@ func TestR4ReloadUnderLoad(t *testing.T) {
 	wantRefused(t, e.send(request{}), "global")
 }
 
-// R4: a handler that a reload has replaced may still finish its requests.
-func TestR4ARequestThatOutlastsItsConfig(t *testing.T) {
+// A handler that a reload has replaced may still finish its requests.
+func TestARequestThatOutlastsItsConfig(t *testing.T) {
 	t.Parallel()
 	inside, release := make(chan bool), make(chan bool)
 	waits := upstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -251,8 +251,8 @@ func TestR4ARequestThatOutlastsItsConfig(t *testing.T) {
 	assert.Equal(t, []int64{2}, e.used("r4-outlast", "ip", request{}))
 }
 
-// R5: metrics are there after every reload, and never fall.
-func TestR5MetricsSurviveReloads(t *testing.T) {
+// Metrics are there after every reload, and never fall.
+func TestMetricsSurviveReloads(t *testing.T) {
 	t.Parallel()
 	var site strings.Builder
 	for i := range 3 {

@@ -169,9 +169,9 @@ func TestUnnamedLabels(t *testing.T) {
 	}
 }
 
-// F4: a snippet imported by two sites makes two stacks; with a name they share; with a name and different limits the
+// A snippet imported by two sites makes two stacks; with a name they share; with a name and different limits the
 // config is refused.
-func TestF4SnippetAndName(t *testing.T) {
+func TestSnippetAndName(t *testing.T) {
 	t.Parallel()
 	listen := freshListen()
 	sites := func(a, b string) string { return hostSite("a.test", listen, a) + hostSite("b.test", listen, b) }
@@ -190,7 +190,7 @@ func TestF4SnippetAndName(t *testing.T) {
 }
 
 // A tier of a named stack must be the same in every field of its block, the prefixes and the store; nothing else must.
-func TestF4SharedTierDefinition(t *testing.T) {
+func TestSharedTierDefinition(t *testing.T) {
 	t.Parallel()
 	block := func(stackLines, tierLines string) string {
 		return "tiered_limit f4-fields {\n" + stackLines + "\ntier t 5/s {\n" + tierLines + "\n}\n}\n"
@@ -235,7 +235,7 @@ func TestF4SharedTierDefinition(t *testing.T) {
 }
 
 // A default key and the same key in full are one definition, and so is JSON whose fields are in another order.
-func TestF4SameDefinitionInOtherWords(t *testing.T) {
+func TestSameDefinitionInOtherWords(t *testing.T) {
 	t.Parallel()
 	listen := freshListen()
 	_, err := tryLoad(t, hostSite("a.test", listen, "tiered_limit f4-words {\ntier ip 5/s\n}\n")+
@@ -251,8 +251,8 @@ func TestF4SameDefinitionInOtherWords(t *testing.T) {
 	newEdgeJSON(t, []byte(config))
 }
 
-// F5: without an order, inside route and handle_path, a stack limits what is there and nothing else.
-func TestF5InsideBlocks(t *testing.T) {
+// Without an order, inside route and handle_path, a stack limits what is there and nothing else.
+func TestInsideBlocks(t *testing.T) {
 	t.Parallel()
 	for name, block := range map[string]string{
 		"route":       "route /api/* {\n" + limit2 + "respond ok\n}\nrespond ok",
@@ -308,8 +308,8 @@ func (rivalHandler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddy
 	return next.ServeHTTP(w, r)
 }
 
-// F6: another rate-limit plugin in the same binary, beside this one in the same site.
-func TestF6BesideAnotherPlugin(t *testing.T) {
+// Another rate-limit plugin in the same binary, beside this one in the same site.
+func TestBesideAnotherPlugin(t *testing.T) {
 	t.Parallel()
 	for _, order := range []string{"", "{\norder rate_limit after tiered_limit\n}\n"} {
 		e := newEdge(t, order+freshListen()+" {\nrate_limit\n"+limit2+"respond ok\n}")
@@ -340,8 +340,8 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 	assert.Equal(t, 2, again.served(3, to("a.test")), "somebody still held the counters")
 }
 
-// F4: an unnamed stack that two places import is two stacks; whatever tells the places apart tells the stacks apart.
-func TestF4UnnamedStacksAreApart(t *testing.T) {
+// An unnamed stack that two places import is two stacks; whatever tells the places apart tells the stacks apart.
+func TestUnnamedStacksAreApart(t *testing.T) {
 	t.Parallel()
 	const snippet = "(lim) {\n tiered_limit {\n trusted_hops 0\n tier ip 1/m\n }\n}\n"
 	for _, c := range []struct {

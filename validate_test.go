@@ -145,9 +145,9 @@ func TestJSONZeros(t *testing.T) {
 	}
 }
 
-// F3: a count of 0 in any of its limits, or no limit, switches a tier off; all tiers off is no limiting and no warning,
+// A count of 0 in any of its limits, or no limit, switches a tier off; all tiers off is no limiting and no warning,
 // whether or not it is stated who the client is.
-func TestF3Off(t *testing.T) {
+func TestOff(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		block string
@@ -169,8 +169,8 @@ func TestF3Off(t *testing.T) {
 	}
 }
 
-// F8: the number of hops from a variable. An unset one leaves the stack inert, with a warning.
-func TestF8HopsFromVariable(t *testing.T) {
+// The number of hops from a variable. An unset one leaves the stack inert, with a warning.
+func TestHopsFromVariable(t *testing.T) {
 	for _, c := range []struct {
 		value  string
 		set    bool

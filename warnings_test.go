@@ -144,8 +144,8 @@ func TestLoadWarningsNameTheCure(t *testing.T) {
 	assert.Contains(t, line.str("msg"), "http.tiered_limit.client_ip", "remote_ip is nearly always meant to be the client's address")
 }
 
-// F11: fifty sites that import one stack give each warning once; the one about strictness once for each server.
-func TestF11OneWarningForManySites(t *testing.T) {
+// Fifty sites that import one stack give each warning once; the one about strictness once for each server.
+func TestOneWarningForManySites(t *testing.T) {
 	t.Parallel()
 	sites := func(options, block string) string {
 		var b strings.Builder
@@ -179,9 +179,9 @@ func TestInertServesEverything(t *testing.T) {
 	assert.Len(t, e.logs.lines("warn", ""), 1)
 }
 
-// F10: a user tier in front of the authentication knows no user. It is skipped, and the first time explains the order;
+// A user tier in front of the authentication knows no user. It is skipped, and the first time explains the order;
 // behind the authentication it limits.
-func TestF10UserTierAndAuthentication(t *testing.T) {
+func TestUserTierAndAuthentication(t *testing.T) {
 	t.Parallel()
 	const auth = "basic_auth {\n\t\talice $2a$04$MqvJP3ddEzqcRlVK/oXMEeWeP0yd8lL7lZfph9mGm92RG8544PI.C\n" +
 		"\t\tbob $2a$04$OlrhIHKTetYCTC9AqiEZPuGaFNgVdKR1Vc6AYoOVxchDnIdQtN4zm\n\t}\n"
@@ -210,8 +210,8 @@ func TestF10UserTierAndAuthentication(t *testing.T) {
 	}
 }
 
-// F1: a placeholder without its braces is one bucket for everybody, and so reported.
-func TestF1KeysWithoutBraces(t *testing.T) {
+// A placeholder without its braces is one bucket for everybody, and so reported.
+func TestKeysWithoutBraces(t *testing.T) {
 	t.Parallel()
 	for part, warned := range map[string]bool{
 		"http.request.header.X-Api-Key": true, "header.X-Api-Key": true, "client_ip": true, "remote_host": true,

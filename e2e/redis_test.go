@@ -91,7 +91,7 @@ const (
 	userTier      = "tier user %d/%s {\nkey {http.request.header.X-User}\n}\n"
 )
 
-// S3, T7: the limits hold over two processes to the last request, with many clients at once and with one that
+// The limits hold over two processes to the last request, with many clients at once and with one that
 // alternates.
 func TestRedisTwoProcesses(t *testing.T) {
 	const limit, each, rounds = 100, 10, 16
@@ -140,7 +140,7 @@ func TestRedisTwoProcesses(t *testing.T) {
 	s.checkExpiry(t)
 }
 
-// S5: an instance that is killed under load leaves no counter that lives forever, and the limits hold for the others.
+// An instance that is killed under load leaves no counter that lives forever, and the limits hold for the others.
 func TestRedisInstanceKilled(t *testing.T) {
 	const limit, each = 600, 3
 	s := startSharing(t, "20s", fmt.Sprintf(userTier+"tier global %d/%[2]s", each, always, limit))
@@ -196,7 +196,7 @@ func TestRedisInstanceKilled(t *testing.T) {
 	s.checkExpiry(t)
 }
 
-// S6: while Redis is stopped each answer is a 503 that says when to come back, in bounded time, and afterwards the
+// While Redis is stopped each answer is a 503 that says when to come back, in bounded time, and afterwards the
 // counters are what they were.
 func TestRedisPaused(t *testing.T) {
 	const each, bound = 2, 10 * time.Second

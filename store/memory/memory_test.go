@@ -230,8 +230,8 @@ func TestMemoryForgetsAfterLastClose(t *testing.T) {
 	}
 }
 
-// R3: a config that opens a stack and is then refused leaves nothing behind, neither limits nor tables.
-func TestR3RefusedConfig(t *testing.T) {
+// A config that opens a stack and is then refused leaves nothing behind, neither limits nor tables.
+func TestRefusedConfig(t *testing.T) {
 	m := openMemory(t, 0, "", perMinute("ip", 3))
 	for range 2 {
 		hit(t, m, monday, "a", 0)
@@ -435,7 +435,7 @@ func TestMemoryIsLate(t *testing.T) {
 	}
 }
 
-func TestS1ManyClients(t *testing.T) {
+func TestManyClients(t *testing.T) {
 	m := openMemory(t, 0, "", perMinute("ip", 1_000_000))
 	before := heap()
 	for i := range 10_000 {
@@ -446,7 +446,7 @@ func TestS1ManyClients(t *testing.T) {
 	assert.Equal(t, int64(10_000), m.Tracked())
 }
 
-func TestS2Flood(t *testing.T) {
+func TestFlood(t *testing.T) {
 	most, flood := int64(100_000), 2_000_000
 	if testing.Short() {
 		most, flood = 10_000, 200_000
@@ -539,7 +539,7 @@ func TestShardFinds(t *testing.T) {
 	assert.Equal(t, len(want), int(s.live))
 }
 
-func TestT13WindowBoundaries(t *testing.T) {
+func TestWindowBoundaries(t *testing.T) {
 	const goroutines, takes, windows, limit = 1000, 200, 200, 100
 	window := 10 * time.Millisecond
 	m := openMemory(t, 0, "", store.TierSpec{Name: "ip", Limits: []store.Limit{{Count: limit / 4, Window: window}, {Count: 1 << 30, Window: time.Hour}}},
@@ -582,8 +582,8 @@ func TestT13WindowBoundaries(t *testing.T) {
 	assert.Greater(t, admitted.Load(), int64(windows*limit*3/4))
 }
 
-// T15 with callers that are slow to use the time that they read.
-func TestT15ConcurrentStepBack(t *testing.T) {
+// A clock set back, with callers that are slow to use the time that they read.
+func TestConcurrentStepBack(t *testing.T) {
 	const limit = 500
 	for range 20 {
 		m := openMemory(t, 0, "", perMinute("ip", limit))

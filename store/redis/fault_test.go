@@ -425,7 +425,7 @@ func TestLostReplyIsChargedAtMostOnce(t *testing.T) {
 		states = claims[0].States
 		return err == nil
 	}))
-	assert.Equal(t, int64(2), states[0].Used, "S7: one before, and one whose reply was lost")
+	assert.Equal(t, int64(2), states[0].Used, "one before, and one whose reply was lost")
 }
 
 func TestOnErrorAllow(t *testing.T) {

@@ -39,7 +39,7 @@ func TestClusterDecidesInOneSlot(t *testing.T) {
 				assert.Equal(t, 2, by)
 			}
 		}
-		assert.Equal(t, 3, served, "S10: no CROSSSLOT, and one limit")
+		assert.Equal(t, 3, served, "no CROSSSLOT, and one limit")
 		require.NoError(t, a.Reset(context.Background(), time.Time{}, claimsOf("a", "u", "all")))
 		by, _ := take(t, a, "a", "u", "all")
 		assert.Equal(t, -1, by)

@@ -74,8 +74,8 @@ func TestRefusesAgainFromMemory(t *testing.T) {
 		require.Positive(t, states[1].ResetAfter)
 		require.LessOrEqual(t, states[1].ResetAfter, 7*day)
 	}
-	assert.Equal(t, 3, asked(t, server), "S8: round trips of 1000 further refusals")
-	assert.Equal(t, before, contents(server), "S8: a refusal changed a counter")
+	assert.Equal(t, 3, asked(t, server), "round trips of 1000 further refusals")
+	assert.Equal(t, before, contents(server), "a refusal changed a counter")
 	assert.Equal(t, int64(1000), c.Remembered())
 
 	by, _ := take(t, c, "a", "v")
@@ -86,13 +86,13 @@ func TestRefusesAgainFromMemory(t *testing.T) {
 
 	later(c, askAgain-1)
 	take(t, c, "a", "u")
-	assert.Equal(t, 4, asked(t, server), "S8: asked again within 5 s")
+	assert.Equal(t, 4, asked(t, server), "asked again within 5 s")
 	later(c, 1)
 	for range 100 {
 		by, _ = take(t, c, "a", "u")
 		assert.Equal(t, 1, by)
 	}
-	assert.Equal(t, 5, asked(t, server), "S8: asked after 5 s, once")
+	assert.Equal(t, 5, asked(t, server), "asked after 5 s, once")
 }
 
 func TestRemembersOnlyWhatCostsNothing(t *testing.T) {
@@ -169,7 +169,7 @@ func TestHigherLimitTakesEffectAtOnce(t *testing.T) {
 	high := open(5)
 	for i := range 5 {
 		by, _ := take(t, high, "a")
-		assert.Equal(t, i >= 3, by == 0, "S9: request %d after the limit was raised from 2 to 5 with 2 used", i)
+		assert.Equal(t, i >= 3, by == 0, "request %d after the limit was raised from 2 to 5 with 2 used", i)
 	}
 	lower := open(1)
 	by, states := take(t, lower, "a")
@@ -191,21 +191,21 @@ func TestResetReachesEveryInstance(t *testing.T) {
 	}
 	require.NoError(t, a.Reset(context.Background(), time.Time{}, claimsOf("client")))
 	by, states := take(t, a, "client")
-	assert.Equal(t, -1, by, "S9: at once on the instance that was asked")
+	assert.Equal(t, -1, by, "at once on the instance that was asked")
 	assert.Equal(t, int64(1), states[0].Used)
 
 	by, _ = take(t, b, "client")
 	assert.Equal(t, 0, by, "another instance has not heard of it")
 	take(t, b, "somebody else")
 	by, _ = take(t, b, "client")
-	assert.Equal(t, -1, by, "S9: with the next reply about the stack")
+	assert.Equal(t, -1, by, "with the next reply about the stack")
 
 	require.NoError(t, a.Reset(context.Background(), time.Time{}, claimsOf("client")))
 	by, _ = take(t, idle, "client")
 	assert.Equal(t, 0, by)
 	later(idle, askAgain)
 	by, _ = take(t, idle, "client")
-	assert.Equal(t, -1, by, "S9: within 5 s without other traffic")
+	assert.Equal(t, -1, by, "within 5 s without other traffic")
 }
 
 func TestResetOnlyForgetsWhatIsClaimed(t *testing.T) {

@@ -199,7 +199,7 @@ func TestExactUnderConcurrency(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	assert.Equal(t, int64(100), served.Load(), "T7: served of 1000 through two instances")
+	assert.Equal(t, int64(100), served.Load(), "served of 1000 through two instances")
 }
 
 func TestTwoInstancesShareOneLimit(t *testing.T) {
@@ -212,7 +212,7 @@ func TestTwoInstancesShareOneLimit(t *testing.T) {
 			served++
 		}
 	}
-	assert.Equal(t, 10, served, "S3: served of 40, alternating")
+	assert.Equal(t, 10, served, "served of 40, alternating")
 }
 
 func TestIgnoresTheClocksOfInstances(t *testing.T) {
@@ -234,7 +234,7 @@ func TestIgnoresTheClocksOfInstances(t *testing.T) {
 				}
 				left = append(left, claims[0].States[0].ResetAfter)
 			}
-			assert.Equal(t, 10, served, "S4: served of 40")
+			assert.Equal(t, 10, served, "served of 40")
 			for i := 1; i < len(left); i++ {
 				assert.LessOrEqual(t, left[i], left[i-1]+time.Second, "the window's end moved at request %d", i)
 			}
@@ -295,11 +295,11 @@ func TestIdentitiesAreDistinctAndBounded(t *testing.T) {
 	}
 	for _, identity := range identities {
 		by, _ := take(t, c, identity)
-		assert.Equal(t, -1, by, "S11: first hit of %.20q", identity)
+		assert.Equal(t, -1, by, "first hit of %.20q", identity)
 	}
 	for _, identity := range identities {
 		by, _ := take(t, c, identity)
-		assert.Equal(t, 0, by, "S11: second hit of %.20q", identity)
+		assert.Equal(t, 0, by, "second hit of %.20q", identity)
 	}
 	keys := server.Keys("*")
 	assert.Len(t, keys, len(identities))
@@ -318,7 +318,7 @@ func TestEveryKeyHasALife(t *testing.T) {
 		keys := server.Keys("*")
 		require.NotEmpty(t, keys)
 		for _, key := range keys {
-			assert.Positive(t, server.Do("PTTL", key), "S5: life of %s", key)
+			assert.Positive(t, server.Do("PTTL", key), "life of %s", key)
 		}
 	}
 	for range 4 {
@@ -353,10 +353,10 @@ func TestBridgesAClockThatWasSetBack(t *testing.T) {
 			// As if the window had begun before the clock was set back.
 			server.Do("SET", key, plant())
 			by, states := peek(t, c, "a")
-			assert.Equal(t, 0, by, "T15: freed early")
+			assert.Equal(t, 0, by, "freed early")
 			assert.Equal(t, time.Minute, states[0].ResetAfter, "peeking changes nothing")
 			by, states = take(t, c, "a")
-			assert.Equal(t, 0, by, "T15: freed early")
+			assert.Equal(t, 0, by, "freed early")
 			assert.Equal(t, time.Minute, states[0].ResetAfter)
 			bridge := server.Do("GET", key).(string)
 			end, used, _ := strings.Cut(bridge, ":")
@@ -364,9 +364,9 @@ func TestBridgesAClockThatWasSetBack(t *testing.T) {
 			at, err := strconv.ParseInt(end, 10, 64)
 			require.NoError(t, err)
 			assert.Equal(t, "2", used)
-			assert.InDelta(t, time.Now().Add(time.Minute).UnixMilli(), at, 2000, "T15: the bridge ends after one window")
+			assert.InDelta(t, time.Now().Add(time.Minute).UnixMilli(), at, 2000, "the bridge ends after one window")
 			take(t, c, "a")
-			assert.Equal(t, bridge, server.Do("GET", key), "T15: the end of the bridge does not move")
+			assert.Equal(t, bridge, server.Do("GET", key), "the end of the bridge does not move")
 			assert.Positive(t, server.Do("PTTL", key))
 		})
 	}
