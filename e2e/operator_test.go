@@ -106,8 +106,7 @@ func TestOperatorAsksAndSteers(t *testing.T) {
 
 	out, err = c.command(t, "reset", "--stack", "nobody", "--tier", "ip", "203.0.113.7")
 	assert.Error(t, err)
-	assert.Contains(t, out, "HTTP 404")
-	assert.Contains(t, out, `there is no stack`)
+	assert.Contains(t, out, `Error: there is no stack "nobody"; there are "api"`)
 	for _, q := range []struct {
 		method, path, body string
 		status             int
@@ -344,6 +343,7 @@ func TestOperatorBansByTheAccessLog(t *testing.T) {
 			}
 			tiered_limit {
 				trusted_hops 1
+				log_keys
 				tier login 2/%[3]s {
 					key {http.tiered_limit.client_ip}
 					match path /login

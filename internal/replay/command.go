@@ -47,8 +47,8 @@ Nothing is served, and nothing but the tiered_limit handlers is provisioned: no
 listeners, certificates, logs or other apps. Counters are kept in memory only,
 whatever store the config names.
 
-Logs may be compressed by gzip or zstd and given in any order; - or no name at all reads
-standard input. Of several logs the requests are merged by time.
+Logs may be compressed by gzip or zstd and given in any order; - or no name at all
+reads standard input. Of several logs the requests are merged by time.
 
 Caddy redacts the fields Authorization, Proxy-Authorization and Cookie unless the
 log has log_credentials; tiers keyed by one of them cannot be replayed without.
