@@ -111,7 +111,10 @@ func replayLog(t *testing.T, config, log string, o replay.Options) *replay.Repor
 	if config != "" {
 		o.Config = adapt(t, config)
 	}
-	o.Wrap, o.Quiet = newRehearsal, true
+	if o.Wrap == nil {
+		o.Wrap = newRehearsal
+	}
+	o.Quiet = true
 	rep, err := replay.Run(context.Background(), o)
 	require.NoError(t, err)
 	return rep
