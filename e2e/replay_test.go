@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,6 +147,11 @@ func (c *caddyServer) number(t *testing.T, series string) int64 {
 	return n
 }
 
+// byEachOf reports whether each of some tiers has refused requests, which depends on when windows turn.
+func (l liveRefusals) byEachOf(tiers ...string) bool {
+	return !slices.ContainsFunc(tiers, func(tier string) bool { return l[tier] == 0 })
+}
+
 // nearAnEdge tells whether a request of a log was served within 10 ms of the edge of a window.
 func nearAnEdge(t *testing.T, log []byte, window time.Duration) bool {
 	t.Helper()
@@ -184,7 +190,7 @@ func TestReplayOfALiveLog(t *testing.T) {
 	var config, log string
 	var live liveRefusals
 	for attempt := 0; ; attempt++ {
-		require.Less(t, attempt, 5, "five times in a row a request took so long that it met the edge of a window")
+		require.Less(t, attempt, 5, "five times in a row a request met the edge of a window, or a tier refused none: %v", live)
 		stack := fmt.Sprint("replayed-", attempt)
 		log = filepath.Join(dir, stack+".log")
 		site := replayedSite(port, stack, log)
@@ -198,12 +204,9 @@ func TestReplayOfALiveLog(t *testing.T) {
 		live = serveMixed(t, c, port, n, stack, log)
 		text, err := os.ReadFile(log)
 		require.NoError(t, err)
-		if !nearAnEdge(t, text, replayedWindow) {
+		if !nearAnEdge(t, text, replayedWindow) && live.byEachOf("dry", "ip", "caller", "write", "global") {
 			break
 		}
-	}
-	for _, tier := range []string{"dry", "ip", "caller", "write", "global"} {
-		require.Positive(t, live[tier], "no refusal by %s to compare: %v", tier, live)
 	}
 	text, err := os.ReadFile(log)
 	require.NoError(t, err)
