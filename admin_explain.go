@@ -101,14 +101,49 @@ func (a *Admin) explain(r *http.Request, q *requestQuestion) (*explainAnswer, er
 		return nil, adminError(http.StatusBadRequest, "%w", err)
 	}
 	answer := &explainAnswer{Handlers: []explanation{}}
+	f := newForesight()
 	for _, h := range handlers {
-		e, err := h.shadow().explain(r.Context(), q)
+		e, err := f.explain(r.Context(), h, q)
 		if err != nil {
 			return nil, err
 		}
 		answer.Handlers = append(answer.Handlers, *e)
 	}
 	return answer, nil
+}
+
+// foresight is what is known of a described request while one handler after the other is asked about it, in the order in
+// which it would meet them.
+type foresight struct {
+	runs map[*stackRun]*stackRun // what the shadows of a stack share
+	met  []*record               // of handlers that the request would have passed
+}
+
+func newForesight() *foresight { return &foresight{runs: make(map[*stackRun]*stackRun)} }
+
+// explain judges the request as a handler would, charging nothing. A tier of a named stack that an earlier handler has
+// asked is not asked again, as far as the routes tell that the request meets both. Inside of named routes they do not.
+func (f *foresight) explain(ctx context.Context, h *Handler, q *requestQuestion) (*explanation, error) {
+	s := h.shadow()
+	if run := f.runs[h.run]; run != nil {
+		s.run = run
+	}
+	f.runs[h.run] = s.run
+	e, rec, err := s.explain(ctx, q, f.before(h))
+	if rec != nil && e.Outcome != outcomeRefused.String() && h.place.matches(rec.r) {
+		f.met = append(f.met, rec)
+	}
+	return e, err
+}
+
+// before is the record of the handler that the request has met last before one.
+func (f *foresight) before(h *Handler) *record {
+	for _, rec := range slices.Backward(f.met) {
+		if rec.h.server == h.server && h.place.meets(rec.h.place) {
+			return rec
+		}
+	}
+	return nil
 }
 
 // check refuses what no request could be, and fills in defaults.
@@ -207,14 +242,15 @@ func (h *Handler) shadow() *Handler {
 	return &s
 }
 
-// explain judges a described request as the handler would, charging nothing. The receiver must be a shadow.
-func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation, error) {
+// explain judges a described request as the handler would after another, charging nothing. The receiver must be a shadow. The
+// record is nil if nothing was judged.
+func (h *Handler) explain(ctx context.Context, q *requestQuestion, prev *record) (*explanation, *record, error) {
 	e := &explanation{
 		Stack: h.stackLabel, Server: h.serverName(), Mode: h.mode.String(), DryRun: h.DryRun, Tiers: []tierView{},
 	}
 	r, err := q.request(ctx, h.server)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if h.mode != modeOff {
 		e.Client = h.viewClient(r)
@@ -222,12 +258,13 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 	switch h.mode {
 	case modeOff:
 		e.Outcome = "off"
-		return e, nil
+		return e, nil, nil
 	case modeInert:
 		e.Outcome = outcomeInert.String()
-		return e, nil
+		return e, nil, nil
 	}
 	rec := newRecord(h, r)
+	rec.prev = prev
 	sc := new(scratch)
 	out, err := rec.evaluate(h.now(), sc, (*Handler).peek)
 	e.Store = withoutStore(sc.decision, err)
@@ -246,7 +283,7 @@ func (h *Handler) explain(ctx context.Context, q *requestQuestion) (*explanation
 	if rec.verdict.refused {
 		e.RetryAfter = rec.verdict.retryAfter()
 	}
-	return e, nil
+	return e, rec, nil
 }
 
 // withoutStore says who has decided, or what becomes of a request, if the store could not decide. It is empty otherwise.
@@ -318,6 +355,8 @@ func (rec *record) whyNot(t *tier) string {
 		return "its matcher fails: " + err.Error()
 	case !concerned:
 		return "it does not match the request"
+	case rec.prev != nil && rec.wasSettled(t.name):
+		return "an earlier handler of the stack has asked it"
 	}
 	switch concerned, err = rec.concerns(t); {
 	case err != nil:

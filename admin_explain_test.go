@@ -306,3 +306,35 @@ func TestExplainPreparesRequestsAsTheServerDoes(t *testing.T) {
 	}
 	assert.NotNil(t, r.Context().Value(caddyhttp.VarsCtxKey))
 }
+
+// Two handlers of one stack that a request meets are one decision: explain says of the second which tiers the first has asked.
+// Where the request meets one of them at most, each is asked about all.
+func TestExplainKnowsWhatAnEarlierHandlerHasAsked(t *testing.T) {
+	t.Parallel()
+	stack := func(user string) string {
+		return "tiered_limit explain-twice" + user + " {\ntrusted_hops 0\ntier ip 4/m\ntier user 2/m {\nkey {header.X-User}\n}\n}\n"
+	}
+	for site, earlier := range map[string]bool{
+		"route {\n" + stack("") + stack("") + "}\n":                               true,
+		"route {\n" + stack("") + "route /a* {\n" + stack("") + "}\n}\n":          true,
+		"route {\n" + stack("") + "route /b* {\n" + stack("") + "}\n}\n":          true, // not met, and judged as if it was
+		"handle /a* {\n" + stack("") + "}\nhandle {\n" + stack("") + "}\n":        false,
+		"route {\n" + stack("") + "}\nroute {\n" + stack("-other") + "}\n":        false,
+		"route /b* {\n" + stack("") + "}\nroute {\n" + stack("") + "}\n":          false, // the first is not met
+		"route {\n" + stack("") + "}\n@b path /b\nroute @b {\n" + stack("") + "}": true,
+	} {
+		e := newEdge(t, freshListen()+" {\n"+site+"\nrespond ok\n}\n")
+		answer := answerTo[explainAnswer](e, "/tiered_limit/explain", `{"peer":"203.0.113.7","path":"/a/x","headers":{"X-User":"u"}}`)
+		require.Len(t, answer.Handlers, 2, site)
+		for _, tier := range answer.Handlers[0].Tiers {
+			assert.True(t, tier.Applies, site)
+		}
+		for _, tier := range answer.Handlers[1].Tiers {
+			assert.Equal(t, !earlier, tier.Applies, site)
+			if earlier {
+				assert.Equal(t, "an earlier handler of the stack has asked it", tier.Why, site)
+			}
+		}
+		e.close()
+	}
+}

@@ -30,7 +30,7 @@ type App struct {
 	defined  map[stackTier]*tierDefinition
 	handlers map[*Handler]int           // in which order they came
 	inside   map[*caddyhttp.Route][]any // what leads to handlers in a route, in order; for [App.numberIn]
-	places   map[*Handler]place         // of unnamed stacks that limit
+	unnamed  []*Handler                 // stacks that limit, in the order in which they came
 	arrived  int
 }
 
@@ -71,7 +71,6 @@ func (a *App) Provision(caddy.Context) error {
 	a.defined = make(map[stackTier]*tierDefinition)
 	a.handlers = make(map[*Handler]int)
 	a.inside = make(map[*caddyhttp.Route][]any)
-	a.places = make(map[*Handler]place)
 	return nil
 }
 

@@ -241,16 +241,16 @@ func TestMethodsAreMatchedAsUpstreamsTakeThem(t *testing.T) {
 func TestExplainTellsOfAmbiguousRequests(t *testing.T) {
 	t.Parallel()
 	e := matched(t, "path /login")
-	h := e.handlers()[0].shadow()
+	h := e.handlers()[0]
 	q := &requestQuestion{Peer: "192.0.2.1", Path: "/static/..;/login"}
 	require.NoError(t, q.check())
-	got, err := h.explain(t.Context(), q)
+	got, err := newForesight().explain(t.Context(), h, q)
 	require.NoError(t, err)
 	assert.True(t, got.Tiers[0].Applies)
 	assert.Contains(t, got.Tiers[0].Why, "its path may mean something else to the upstream")
 	q = &requestQuestion{Peer: "192.0.2.1", Path: "/static/x"}
 	require.NoError(t, q.check())
-	got, err = h.explain(t.Context(), q)
+	got, err = newForesight().explain(t.Context(), h, q)
 	require.NoError(t, err)
 	assert.False(t, got.Tiers[0].Applies)
 }

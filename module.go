@@ -127,6 +127,7 @@ type Handler struct {
 	storeMeter *storeMeter
 	sampling   uint32 // which decisions are measured: those whose random number has none of these bits
 
+	place      place
 	site       string            // where the handler is, for people: a host and a listen address
 	stackLabel string            // the stack as logs and metrics name it
 	matchText  map[string]string // the matchers of each tier, as configured
@@ -245,7 +246,8 @@ func (h *Handler) compile(ctx caddy.Context, at location) error {
 	if err := h.app.define(h); err != nil {
 		return err
 	}
-	h.warnAtLoad(h.findPlace(ctx))
+	h.place = h.findPlace(ctx)
+	h.warnAtLoad(h.place)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package tieredlimit
 
 import (
 	"encoding/json"
+	"net/http"
 	"slices"
 
 	"github.com/caddyserver/caddy/v2"
@@ -164,6 +165,29 @@ func (p place) inFront() (loaded []caddyhttp.MiddlewareHandler, raw []json.RawMe
 // excludes reports whether no request meets both of two routes of a list, of which the second comes later.
 func excludes(first, second *caddyhttp.Route) bool {
 	return first.Terminal || first.Group != "" && first.Group == second.Group || apart(first.MatcherSets, second.MatcherSets)
+}
+
+// matches reports whether a request gets to the place, as far as its routes tell by themselves.
+func (p place) matches(r *http.Request) bool {
+	for i := range p {
+		step := &p[i]
+		route := step.route()
+		if !matchesRoute(route, r) {
+			return false
+		}
+		for j := range step.routes[:step.at] {
+			earlier := &step.routes[j]
+			if (earlier.Terminal || earlier.Group != "" && earlier.Group == route.Group) && matchesRoute(earlier, r) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func matchesRoute(route *caddyhttp.Route, r *http.Request) bool {
+	matched, err := route.MatcherSets.AnyMatchWithError(r)
+	return err == nil && matched
 }
 
 // meets reports whether a request may meet the handlers at both places, of which the other was provisioned earlier.

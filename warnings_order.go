@@ -170,13 +170,13 @@ func (h *Handler) warnApart(p place) {
 	}
 }
 
-// metBefore returns a handler of an unnamed stack that requests may meet in front of one at a place, and notes the place.
+// metBefore returns a handler of an unnamed stack that requests may meet in front of another one, and notes that one.
 func (a *App) metBefore(p place, h *Handler) *Handler {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	defer func() { a.places[h] = p }()
-	for other, theirs := range a.places {
-		if other.server == h.server && p.meets(theirs) {
+	defer func() { a.unnamed = append(a.unnamed, h) }()
+	for _, other := range a.unnamed {
+		if other.server == h.server && p.meets(other.place) {
 			return other
 		}
 	}

@@ -293,3 +293,29 @@ func gzipped(t *testing.T, text []byte) []byte {
 	require.NoError(t, w.Close())
 	return packed.Bytes()
 }
+
+// With --quiet nothing is printed on standard error, whatever Caddy has to say of the config.
+func TestReplayIsQuiet(t *testing.T) {
+	dir := tempDir(t)
+	config, log := filepath.Join(dir, "Caddyfile"), filepath.Join(dir, "access.log")
+	require.NoError(t, os.WriteFile(config, []byte(":80 {\ntiered_limit {\ntier ip 1/m\n}\nrespond ok\n}\n"), 0o600)) // not formatted, and inert
+	require.NoError(t, os.WriteFile(log, []byte(`{"level":"info","ts":1772323200.25,"logger":"http.log.access","msg":"handled request",`+
+		`"request":{"remote_ip":"203.0.113.1","remote_port":"1","method":"GET","host":"localhost","uri":"/","headers":{}},"duration":0.1,"status":200}`+"\n"), 0o600))
+	for quiet, args := range map[bool][]string{true: {"--quiet"}, false: nil} {
+		for _, from := range []string{"named", "adjacent"} {
+			cmd := exec.Command(caddyBinary(t), append([]string{"tiered-limit", "replay", log}, args...)...)
+			cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + tempDir(t)}
+			cmd.Dir = dir
+			if from == "named" {
+				cmd.Dir = tempDir(t)
+				cmd.Args = append(cmd.Args, "--config", config)
+			}
+			var complaints bytes.Buffer
+			cmd.Stderr = &complaints
+			out, err := cmd.Output()
+			require.NoError(t, err, "%s", &complaints)
+			assert.Contains(t, string(out), "1 requests", from)
+			assert.Equal(t, quiet, complaints.Len() == 0, "%s: %s", from, &complaints)
+		}
+	}
+}
