@@ -234,7 +234,17 @@ func TestStatusRecognizesAClient(t *testing.T) {
 	out, err := e.command("status")
 	require.NoError(t, err)
 	assert.Contains(t, out, "name a client that\n  it may be, with status --client 203.0.113.7")
-	assert.Contains(t, out, `select(.tiered_limit_outcome == "refused")`)
+	assert.Contains(t, out, `select(.tiered_limit_outcome == "refused") | .request.client_ip'`)
+	for hops, want := range map[string]string{
+		"trusted_hops 2": `| .request.headers["X-Forwarded-For"][-1]'`, "trusted_hops 1 X-Real-IP": `| .request.headers["X-Real-Ip"][-1]'`,
+	} {
+		behind := newEdge(t, freshListen()+" {\ntiered_limit cli-behind {\n"+hops+"\ntier ip 1/m\n}\nrespond ok\n}")
+		behind.served(3, request{})
+		out, err = behind.command("status")
+		require.NoError(t, err)
+		assert.Contains(t, out, want)
+		behind.close()
+	}
 	for client, shown := range map[string]string{"203.0.113.7": "203.0.113.7", "::ffff:203.0.113.7": "::ffff:203.0.113.7", "2001:db8::99": "2001:db8::99"} {
 		out, err = e.command("status", "--client", client)
 		require.NoError(t, err)

@@ -133,14 +133,22 @@ func (s *stackStatus) printMost(w io.Writer) error {
 	if err := table.writeTo(w); err != nil || !hidden {
 		return err
 	}
-	_, err := fmt.Fprint(w, whoIsIt)
+	_, err := fmt.Fprintf(w, whoIsIt, s.Handlers[0].Topology.loggedClient())
 	return err
+}
+
+// loggedClient is where the access log has what the client's address is made of, for jq.
+func (t *topologyStatus) loggedClient() string {
+	if t.Source == "trusted_hops" && len(t.Headers) > 0 { // Caddy's own idea of the client is the proxy in front
+		return fmt.Sprintf(".request.headers[%q][-1]", t.Headers[0])
+	}
+	return ".request.client_ip"
 }
 
 // whoIsIt says how to find out whose a fingerprint is.
 const whoIsIt = `  A fingerprint stands for a key that is not to be shown (log_keys shows it). To see whose it is, name a client that
   it may be, with status --client 203.0.113.7, or look for refused requests in the access log:
-  jq -r 'select(.tiered_limit_outcome == "refused") | .request.client_ip' access.log | sort | uniq -c | sort -rn
+  jq -r 'select(.tiered_limit_outcome == "refused") | %s' access.log | sort | uniq -c | sort -rn
 `
 
 func ofServer(name string) string {
