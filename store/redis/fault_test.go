@@ -534,3 +534,32 @@ func TestCallerThatIsGoneIsNoFailure(t *testing.T) {
 	assert.Equal(t, int64(1), states[0].Used)
 	assert.Zero(t, log.Len())
 }
+
+// TestConnectsOnce checks that callers who find no client while one is being made do not have another made, which would
+// end the first one under their commands.
+func TestConnectsOnce(t *testing.T) {
+	server := redistest.Start(t)
+	c := replica(t, stackOf(plainTier("ip", 1000, day)), on(server))
+	connect(t, c)
+	first := c.link.client.Load()
+	d, err := c.link.dial() // as by a caller who has looked for a client just before it was there
+	require.NoError(t, err)
+	<-d.done
+	require.NoError(t, d.err)
+	assert.Same(t, first, c.link.client.Load())
+
+	for range 10 {
+		c := replica(t, stackOf(plainTier("ip", 1000, day)), on(server))
+		var wait sync.WaitGroup
+		var failed atomic.Int64
+		for range 100 {
+			wait.Go(func() {
+				if _, err := c.Take(context.Background(), time.Time{}, claimsOf("a")); err != nil {
+					failed.Add(1)
+				}
+			})
+		}
+		wait.Wait()
+		assert.Zero(t, failed.Load(), "decisions that failed while the connection was made")
+	}
+}

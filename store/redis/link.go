@@ -200,14 +200,25 @@ func (l *link) ready(ctx context.Context) (rueidis.Client, error) {
 	return nil, errRedisClosed
 }
 
-// dial begins to connect, or joins the attempt that is under way. The attempt does not end with its first caller.
+// connected is an attempt to connect that has succeeded.
+var connected = func() *dialing {
+	d := &dialing{done: make(chan struct{})}
+	close(d.done)
+	return d
+}()
+
+// dial begins to connect, or joins the attempt that is under way. The attempt does not end with its first caller. One
+// that has succeeded since the caller looked for a client is not repeated: a second client would end the first one under
+// those whose commands it carries.
 func (l *link) dial() (*dialing, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	switch {
+	case l.closed:
 		return nil, errRedisClosed
-	}
-	if l.dialing != nil {
+	case l.client.Load() != nil:
+		return connected, nil
+	case l.dialing != nil:
 		return l.dialing, nil
 	}
 	d := &dialing{done: make(chan struct{})}
